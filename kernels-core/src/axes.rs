@@ -1,0 +1,136 @@
+//! The compile-time axes of a kernel: family, direction, element type and mask class.
+//!
+//! Each axis is an enum for the host and, where a kernel is generic over it, a marker type.
+
+use core::fmt;
+
+/// A group of kernels written for one kind of machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Family {
+    /// `mma.sync` and `cp.async`: compute capability 8.0 and later.
+    Portable,
+}
+
+impl Family {
+    /// Name, as in kernel names.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Family::Portable => "portable",
+        }
+    }
+
+    /// The PTX target its kernels are compiled for.
+    pub const fn ptx_target(self) -> &'static str {
+        match self {
+            Family::Portable => "sm_80",
+        }
+    }
+
+    /// The real architecture its shipped machine code is assembled for.
+    pub const fn cubin_target(self) -> &'static str {
+        match self {
+            Family::Portable => "sm_90",
+        }
+    }
+
+    /// Whether its PTX runs on compute capability `major.minor`.
+    pub const fn runs_on(self, major: u32, _minor: u32) -> bool {
+        match self {
+            Family::Portable => major >= 8,
+        }
+    }
+
+    /// Whether its shipped machine code runs on compute capability `major.minor`.
+    pub const fn cubin_runs_on(self, major: u32, minor: u32) -> bool {
+        match self {
+            Family::Portable => major == 9 && minor == 0,
+        }
+    }
+}
+
+/// What a kernel computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Direction {
+    /// o and lse from q, k and v.
+    Forward,
+}
+
+/// Element type of q, k, v and o.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dtype {
+    /// bfloat16: 8 bits of exponent, 8 of precision.
+    Bf16,
+    /// IEEE binary16: 5 bits of exponent, 11 of precision.
+    F16,
+    /// IEEE binary32.
+    F32,
+}
+
+impl Dtype {
+    /// Bytes of one element.
+    pub const fn bytes(self) -> usize {
+        match self {
+            Dtype::Bf16 | Dtype::F16 => 2,
+            Dtype::F32 => 4,
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Dtype::Bf16 => "bf16",
+            Dtype::F16 => "f16",
+            Dtype::F32 => "f32",
+        })
+    }
+}
+
+/// What a kernel's mask code can express.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum MaskClass {
+    /// Only the end of the keys.
+    Full,
+    /// The end of the keys and a right window side, of either alignment.
+    Causal,
+}
+
+/// An element type a kernel is generic over.
+pub trait Element: Copy {
+    /// Its name for the host.
+    const DTYPE: Dtype;
+}
+
+/// bfloat16.
+#[derive(Clone, Copy, Debug)]
+pub struct Bf16;
+/// IEEE binary16.
+#[derive(Clone, Copy, Debug)]
+pub struct F16;
+
+impl Element for Bf16 {
+    const DTYPE: Dtype = Dtype::Bf16;
+}
+impl Element for F16 {
+    const DTYPE: Dtype = Dtype::F16;
+}
+
+/// A mask class a kernel is generic over.
+pub trait MaskKind {
+    /// Its name for the host.
+    const CLASS: MaskClass;
+}
+
+/// No mask but the end of the keys.
+#[derive(Clone, Copy, Debug)]
+pub struct Full;
+/// Causal, of either alignment.
+#[derive(Clone, Copy, Debug)]
+pub struct Causal;
+
+impl MaskKind for Full {
+    const CLASS: MaskClass = MaskClass::Full;
+}
+impl MaskKind for Causal {
+    const CLASS: MaskClass = MaskClass::Causal;
+}

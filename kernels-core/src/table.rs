@@ -1,0 +1,155 @@
+//! Every kernel there is, once.
+//!
+//! [`kernel_table!`](crate::kernel_table) hands its rows to a macro of the caller's choosing: the
+//! kernels crate expands them to entry points, the host to [`KernelSpec`]s and to the artifacts it
+//! embeds, the build to the launch bounds it writes into the PTX. Grid, threads and bytes cannot
+//! drift from the kernel, and a row that names what does not exist does not compile.
+
+use crate::axes::{Direction, Dtype, Element, Family, MaskClass, MaskKind};
+use crate::tile::{SharedPlan, TileShape, Tiling};
+
+/// One row of the table, as the host sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelSpec {
+    /// Name of the entry point and of the artifact.
+    pub name: &'static str,
+    /// Machine it is written for.
+    pub family: Family,
+    /// What it computes.
+    pub direction: Direction,
+    /// Element type.
+    pub dtype: Dtype,
+    /// Masks it can express.
+    pub mask: MaskClass,
+    /// Tile sizes.
+    pub tile: TileShape,
+    /// Why these sizes.
+    pub reason: &'static str,
+    /// Threads of a block.
+    pub threads: u32,
+    /// Blocks a multiprocessor should hold.
+    pub blocks_per_sm: u32,
+    /// Dynamic shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+}
+
+impl KernelSpec {
+    /// The row of a kernel generic over a tiling, an element type and a mask class.
+    pub const fn new<T: Tiling, E: Element, M: MaskKind>(
+        name: &'static str,
+        family: Family,
+        direction: Direction,
+    ) -> Self {
+        let (threads, shared_bytes) = match (family, direction) {
+            (Family::Portable, Direction::Forward) => {
+                (T::SHAPE.warps * 32, SharedPlan::portable_forward(T::SHAPE).bytes)
+            }
+        };
+        Self {
+            name,
+            family,
+            direction,
+            dtype: E::DTYPE,
+            mask: M::CLASS,
+            tile: T::SHAPE,
+            reason: T::REASON,
+            threads,
+            blocks_per_sm: T::BLOCKS_PER_SM,
+            shared_bytes,
+        }
+    }
+
+    /// `mma` (or `wgmma`) instructions in the body: the two products of one K/V tile, unrolled,
+    /// and written once.
+    pub const fn matrix_instructions(&self) -> u32 {
+        let tile = &self.tile;
+        match (self.family, self.direction) {
+            (Family::Portable, Direction::Forward) => {
+                let scores = tile.kv_columns / 8 * (tile.head_dim / 16);
+                let output = tile.value_dim / 8 * (tile.kv_columns / 16);
+                tile.row_tiles() * (scores + output)
+            }
+        }
+    }
+
+    /// Block-wide barriers in the body.
+    pub const fn barriers(&self) -> u32 {
+        match (self.family, self.direction) {
+            // One a K/V tile; two around the staging of the output.
+            (Family::Portable, Direction::Forward) => 3,
+        }
+    }
+}
+
+/// Hands every row of the kernel table to `$callback`, as
+/// `name = Family Direction<Tiling, Element, MaskKind>;`.
+#[macro_export]
+macro_rules! kernel_table {
+    ($callback:ident) => {
+        $callback! {
+            portable_forward_d32_bf16_full = Portable Forward<Portable32, Bf16, Full>;
+            portable_forward_d32_bf16_causal = Portable Forward<Portable32, Bf16, Causal>;
+            portable_forward_d32_f16_full = Portable Forward<Portable32, F16, Full>;
+            portable_forward_d32_f16_causal = Portable Forward<Portable32, F16, Causal>;
+            portable_forward_d64_bf16_full = Portable Forward<Portable64, Bf16, Full>;
+            portable_forward_d64_bf16_causal = Portable Forward<Portable64, Bf16, Causal>;
+            portable_forward_d64_f16_full = Portable Forward<Portable64, F16, Full>;
+            portable_forward_d64_f16_causal = Portable Forward<Portable64, F16, Causal>;
+            portable_forward_d96_bf16_full = Portable Forward<Portable96, Bf16, Full>;
+            portable_forward_d96_bf16_causal = Portable Forward<Portable96, Bf16, Causal>;
+            portable_forward_d96_f16_full = Portable Forward<Portable96, F16, Full>;
+            portable_forward_d96_f16_causal = Portable Forward<Portable96, F16, Causal>;
+            portable_forward_d128_bf16_full = Portable Forward<Portable128, Bf16, Full>;
+            portable_forward_d128_bf16_causal = Portable Forward<Portable128, Bf16, Causal>;
+            portable_forward_d128_f16_full = Portable Forward<Portable128, F16, Full>;
+            portable_forward_d128_f16_causal = Portable Forward<Portable128, F16, Causal>;
+            portable_forward_d192_bf16_full = Portable Forward<Portable192, Bf16, Full>;
+            portable_forward_d192_bf16_causal = Portable Forward<Portable192, Bf16, Causal>;
+            portable_forward_d192_f16_full = Portable Forward<Portable192, F16, Full>;
+            portable_forward_d192_f16_causal = Portable Forward<Portable192, F16, Causal>;
+            portable_forward_d256_bf16_full = Portable Forward<Portable256, Bf16, Full>;
+            portable_forward_d256_bf16_causal = Portable Forward<Portable256, Bf16, Causal>;
+            portable_forward_d256_f16_full = Portable Forward<Portable256, F16, Full>;
+            portable_forward_d256_f16_causal = Portable Forward<Portable256, F16, Causal>;
+            portable_forward_d192x128_bf16_full = Portable Forward<Portable192x128, Bf16, Full>;
+            portable_forward_d192x128_bf16_causal = Portable Forward<Portable192x128, Bf16, Causal>;
+            portable_forward_d192x128_f16_full = Portable Forward<Portable192x128, F16, Full>;
+            portable_forward_d192x128_f16_causal = Portable Forward<Portable192x128, F16, Causal>;
+            portable_forward_d64x256_bf16_full = Portable Forward<Portable64x256, Bf16, Full>;
+            portable_forward_d64x256_bf16_causal = Portable Forward<Portable64x256, Bf16, Causal>;
+            portable_forward_d64x256_f16_full = Portable Forward<Portable64x256, F16, Full>;
+            portable_forward_d64x256_f16_causal = Portable Forward<Portable64x256, F16, Causal>;
+        }
+    };
+}
+
+macro_rules! specs {
+    ($($name:ident = $family:ident $direction:ident<$tiling:ident, $element:ident, $mask:ident>;)*) => {
+        /// Every kernel, in the order of the table.
+        pub const KERNELS: &[KernelSpec] = &[$(KernelSpec::new::<
+            crate::tilings::$tiling, crate::axes::$element, crate::axes::$mask,
+        >(stringify!($name), Family::$family, Direction::$direction)),*];
+    };
+}
+kernel_table!(specs);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_say_what_the_kernel_is() {
+        for (index, kernel) in KERNELS.iter().enumerate() {
+            assert!(KERNELS[..index].iter().all(|other| other.name != kernel.name));
+            assert!(kernel.name.starts_with(kernel.family.name()));
+        }
+        assert!(KERNELS.len() <= 256);
+    }
+
+    #[test]
+    fn portable_kernels_fit_consumer_cards() {
+        for kernel in KERNELS.iter().filter(|k| k.family == Family::Portable) {
+            assert!(kernel.shared_bytes <= 101_376, "{}", kernel.name);
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Every tile size in use, each with its reason.
+//!
+//! A thread has at most 255 registers. The portable forward holds the output accumulator
+//! (`rows_per_warp · D̂v / 32`), the scores (`rows_per_warp · kv_columns / 32`) and about sixty
+//! addresses, operands and row states. 32 rows a warp halve the shared-memory reads a product
+//! needs, since every K and V fragment then serves two `mma` row tiles; from D̂v = 192 on, the
+//! output accumulator leaves room for 16 rows only. All plans stay within 101,376 bytes, what a
+//! block may have on compute capability 8.6 and 8.9.
+
+use crate::tile::{TileShape, Tiling};
+
+macro_rules! tilings {
+    ($($name:ident: $rows:literal x $keys:literal, dims $dim:literal $value_dim:literal,
+       warps $warps:literal, stages $stages:literal, blocks $blocks:literal, $reason:literal;)*) => {
+        $(
+            #[doc = $reason]
+            #[derive(Clone, Copy, Debug)]
+            pub struct $name;
+
+            impl Tiling for $name {
+                const SHAPE: TileShape = TileShape {
+                    q_rows: $rows,
+                    kv_columns: $keys,
+                    head_dim: $dim,
+                    value_dim: $value_dim,
+                    warps: $warps,
+                    stages: $stages,
+                };
+                const BLOCKS_PER_SM: u32 = $blocks;
+                const REASON: &'static str = $reason;
+                type Scores = [f32; $rows * $keys / ($warps * 32)];
+                type Output = [f32; $rows * $value_dim / ($warps * 32)];
+            }
+
+            const _: () = $name::CHECKED;
+        )*
+    };
+}
+
+tilings! {
+    Portable32: 128 x 64, dims 32 32, warps 4, stages 2, blocks 3,
+        "32 rows a warp; 24 KB, so that registers, not memory, set three blocks a multiprocessor.";
+    Portable64: 128 x 64, dims 64 64, warps 4, stages 2, blocks 2,
+        "32 rows a warp; 64 + 64 accumulators; a third block would cap registers at 168 and spill.";
+    Portable96: 128 x 64, dims 96 96, warps 4, stages 2, blocks 2,
+        "32 rows a warp; 96 + 64 accumulators; 72 KB, two blocks.";
+    Portable128: 128 x 64, dims 128 128, warps 4, stages 2, blocks 2,
+        "32 rows a warp; 128 + 64 accumulators fill a thread; 96 KB, two blocks on Hopper.";
+    Portable192: 64 x 48, dims 192 192, warps 4, stages 2, blocks 2,
+        "16 rows a warp, since 32 would need 192 output values; 48 keys keep two stages in 96 KB.";
+    Portable256: 64 x 32, dims 256 256, warps 4, stages 2, blocks 2,
+        "16 rows a warp; 128 output values; 32 keys keep two stages in 96 KB.";
+    Portable192x128: 128 x 32, dims 192 128, warps 4, stages 2, blocks 2,
+        "The output is 128 wide, so 32 rows a warp fit; 32 keys keep two stages in 88 KB.";
+    Portable64x256: 64 x 64, dims 64 256, warps 4, stages 2, blocks 2,
+        "16 rows a warp for 128 output values; the narrow K leaves 64 keys a tile in 88 KB.";
+}

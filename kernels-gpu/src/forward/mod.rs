@@ -1,0 +1,4 @@
+//! The forward kernels: o and lse from q, k and v.
+
+pub mod portable;
+pub mod softmax;

@@ -1,0 +1,371 @@
+//! The portable forward kernel: FlashAttention-2 (M4.4 §0x03, Algorithm 1) on `mma.sync`.
+//!
+//! **Who owns what.** A block owns one block of query rows of one head, from its scores to its
+//! output; nobody else writes those rows. Inside it the rows are split over the warps (split-Q,
+//! M4.4 §0x05C): each warp owns 16 or 32 rows for good, so no warp ever needs another's maximum,
+//! sum or output. A quad of lanes shares a row; two shuffles give all four its maximum.
+//!
+//! **Shared memory.** Q is loaded once. K and V tiles pass through a ring of `STAGES` slots each,
+//! filled by `cp.async` while earlier tiles are multiplied. Scores, probabilities and the output
+//! numerator never leave registers. Rows past the end of the keys, and channels past the tensor's,
+//! are zero in shared memory, so nothing beyond the tensors can reach a product.
+//!
+//! **What protects what.** Each tile costs one block-wide barrier. A thread first waits for its own
+//! copies of tile j, then all meet: from there on everyone sees tile j, and everyone has finished
+//! reading tile j − 1, whose slot the next copy (tile j + STAGES − 1) may take. Two more barriers
+//! surround the output tile, which is staged where the inputs lay so that it leaves in 16-byte
+//! rows.
+//!
+//! **Masks.** Only tiles that are not full pay a compare a score: a key at or past its row's end
+//! becomes −∞ before the maximum is taken. Tiles that no row of the block sees are never loaded.
+
+use core::marker::PhantomData;
+
+use ferroflash_core::axes::{MaskClass, MaskKind};
+use ferroflash_core::fragment::Fragment;
+use ferroflash_core::params::PortableForwardParams;
+use ferroflash_core::schedule::divide;
+use ferroflash_core::swizzle::PanelLayout;
+use ferroflash_core::tile::{SharedPlan, TileShape, Tiling};
+use ferroflash_core::visibility::Visibility;
+
+use super::softmax::{ThreadRows, advance, finish};
+use crate::ptx::async_copy::{commit_group, wait_group};
+use crate::ptx::matrix::MatrixElement;
+use crate::ptx::memory::{dynamic_shared, store_global_f32, store_shared_u32};
+use crate::ptx::thread::{block_idx_x, opaque, sync_threads, thread_idx_x};
+use crate::tile::{LaneAddress, Rows, copy_tile, write_tile};
+
+/// Threads of a block: four warps, whatever the tile.
+const THREADS: u32 = 128;
+
+/// Constants of one specialisation.
+struct Kernel<T, E>(PhantomData<(T, E)>);
+
+/// Where K and V tiles come from, and the ring they go to.
+struct Ring {
+    k: Rows,
+    v: Rows,
+    end: u32,
+    shared: u32,
+}
+
+impl<T: Tiling, E: MatrixElement> Kernel<T, E> {
+    const TILE: TileShape = T::SHAPE;
+    const PLAN: SharedPlan = SharedPlan::portable_forward(T::SHAPE);
+    const Q: PanelLayout = T::SHAPE.q_layout();
+    const K: PanelLayout = T::SHAPE.k_layout();
+    const V: PanelLayout = T::SHAPE.v_layout();
+    const O: PanelLayout = T::SHAPE.o_layout();
+    const ROW_TILES: usize = T::SHAPE.row_tiles() as usize;
+    const SCORE_TILES: usize = T::SHAPE.kv_columns as usize / 8;
+    const OUTPUT_TILES: usize = T::SHAPE.value_dim as usize / 8;
+    const CHECKED: () = {
+        assert!(T::SHAPE.warps * 32 == THREADS);
+        assert!(T::SHAPE.row_tiles() <= 2);
+        assert!(T::SHAPE.stages == 2, "the loop waits for all but the newest group");
+    };
+
+    /// Starts copying K/V tile `kv_tile` into its ring slot, and closes the group; past the last
+    /// key the group is empty.
+    #[inline(always)]
+    unsafe fn copy_keys(ring: &Ring, kv_tile: u32, thread: u32) {
+        let key = kv_tile * Self::TILE.kv_columns;
+        if key < ring.end {
+            let thread = opaque(thread);
+            let k_shared = ring.shared + Self::PLAN.k + kv_tile % 2 * Self::PLAN.k_stage;
+            let v_shared = ring.shared + Self::PLAN.v + kv_tile % 2 * Self::PLAN.v_stage;
+            copy_tile::<THREADS>(Self::K, ring.k.from_row(key), k_shared, thread);
+            copy_tile::<THREADS>(Self::V, ring.v.from_row(key), v_shared, thread);
+        }
+        commit_group();
+    }
+
+    /// S = Q·Kᵀ for this warp's rows; `q` has the sign of the scale flipped in.
+    #[inline(always)]
+    unsafe fn scores(q: LaneAddress, warp_row: u32, k: LaneAddress, sign: u32) -> T::Scores {
+        let mut scores = T::Scores::ZERO;
+        let mut step = 0;
+        while step < Self::TILE.head_dim / 16 {
+            let mut a = [[0; 4]; 2];
+            let mut row_tile = 0;
+            while row_tile < Self::ROW_TILES {
+                let row = warp_row + row_tile as u32 * 16;
+                let loaded = q.load(&Self::Q, row, step * 16);
+                a[row_tile] =
+                    [loaded[0] ^ sign, loaded[1] ^ sign, loaded[2] ^ sign, loaded[3] ^ sign];
+                row_tile += 1;
+            }
+            let mut pair = 0;
+            while pair < Self::SCORE_TILES / 2 {
+                let b = k.load(&Self::K, pair as u32 * 16, step * 16);
+                let mut row_tile = 0;
+                while row_tile < Self::ROW_TILES {
+                    let first = (row_tile * Self::SCORE_TILES + pair * 2) * 4;
+                    accumulate::<E, _>(&mut scores, first, a[row_tile], [b[0], b[1]]);
+                    accumulate::<E, _>(&mut scores, first + 4, a[row_tile], [b[2], b[3]]);
+                    row_tile += 1;
+                }
+                pair += 1;
+            }
+            step += 1;
+        }
+        scores
+    }
+
+    /// O += P·V: a packed score fragment is already an A operand.
+    #[inline(always)]
+    unsafe fn add_values(output: &mut T::Output, p: &T::Scores, v: LaneAddress) {
+        let mut step = 0;
+        while step < Self::SCORE_TILES / 2 {
+            let mut a = [[0; 4]; 2];
+            let mut row_tile = 0;
+            while row_tile < Self::ROW_TILES {
+                let first = (row_tile * Self::SCORE_TILES + step * 2) * 4;
+                let mut register = 0;
+                while register < 4 {
+                    a[row_tile][register] =
+                        E::pack(p.at(first + register * 2), p.at(first + register * 2 + 1));
+                    register += 1;
+                }
+                row_tile += 1;
+            }
+            let mut pair = 0;
+            while pair < Self::OUTPUT_TILES / 2 {
+                let b = v.load_transposed(&Self::V, step as u32 * 16, pair as u32 * 16);
+                let mut row_tile = 0;
+                while row_tile < Self::ROW_TILES {
+                    let first = (row_tile * Self::OUTPUT_TILES + pair * 2) * 4;
+                    accumulate::<E, _>(output, first, a[row_tile], [b[0], b[1]]);
+                    accumulate::<E, _>(output, first + 4, a[row_tile], [b[2], b[3]]);
+                    row_tile += 1;
+                }
+                pair += 1;
+            }
+            step += 1;
+        }
+    }
+
+    /// Multiplies one row's output by `factor`.
+    #[inline(always)]
+    unsafe fn scale_row(output: &mut T::Output, row: usize, factor: f32) {
+        let first = row / 2 * Self::OUTPUT_TILES * 4 + row % 2 * 2;
+        let mut tile = 0;
+        while tile < Self::OUTPUT_TILES {
+            *output.at_mut(first + tile * 4) *= factor;
+            *output.at_mut(first + tile * 4 + 1) *= factor;
+            tile += 1;
+        }
+    }
+
+    /// Makes the scores of keys at or past each row's end −∞. The first of this lane's rows and
+    /// keys are given; its others follow from the fragment's shape.
+    #[inline(always)]
+    unsafe fn hide<M: MaskKind>(
+        scores: &mut T::Scores,
+        visible: &Visibility,
+        first_row: u32,
+        first_key: u32,
+    ) {
+        // Lengths and sides are bounded so that this sum fits; see `MAX_LENGTH`.
+        let diagonal_end = first_row as i32 + visible.offset + visible.right + 1;
+        let mut row = 0;
+        while row < Self::ROW_TILES * 2 {
+            let keys_end = match M::CLASS {
+                MaskClass::Full => visible.kv_len as i32,
+                MaskClass::Causal => {
+                    (diagonal_end + fragment_row(row) as i32).min(visible.kv_len as i32)
+                }
+            };
+            let mut tile = 0;
+            while tile < Self::SCORE_TILES {
+                let index = (row / 2 * Self::SCORE_TILES + tile) * 4 + row % 2 * 2;
+                let key = (first_key + tile as u32 * 8) as i32;
+                if key >= keys_end {
+                    *scores.at_mut(index) = f32::NEG_INFINITY;
+                }
+                if key + 1 >= keys_end {
+                    *scores.at_mut(index + 1) = f32::NEG_INFINITY;
+                }
+                tile += 1;
+            }
+            row += 1;
+        }
+    }
+
+    /// Rounds the output and puts this warp's rows into the staged output tile.
+    #[inline(always)]
+    unsafe fn stage_output(output: &T::Output, shared: u32, warp_row: u32, lane: u32) {
+        let mut row = 0;
+        while row < Self::ROW_TILES * 2 {
+            let tile_row = warp_row + fragment_row(row) + lane / 4;
+            let mut tile = 0;
+            while tile < Self::OUTPUT_TILES {
+                let index = (row / 2 * Self::OUTPUT_TILES + tile) * 4 + row % 2 * 2;
+                let place = Self::O.element_offset(tile_row, tile as u32 * 8 + lane % 4 * 2);
+                let pair = E::pack(output.at(index), output.at(index + 1));
+                store_shared_u32(shared + place, pair);
+                tile += 1;
+            }
+            row += 1;
+        }
+    }
+}
+
+/// Rows from a thread's first row to its `row`-th: a row tile has two of its rows, 8 apart.
+#[inline(always)]
+const fn fragment_row(row: usize) -> u32 {
+    (row / 2 * 16 + row % 2 * 8) as u32
+}
+
+/// Adds `a · b` to the four accumulator values at `first`.
+#[inline(always)]
+unsafe fn accumulate<E: MatrixElement, F: Fragment>(
+    accumulator: &mut F,
+    first: usize,
+    a: [u32; 4],
+    b: [u32; 2],
+) {
+    let c = [
+        accumulator.at(first),
+        accumulator.at(first + 1),
+        accumulator.at(first + 2),
+        accumulator.at(first + 3),
+    ];
+    let c = E::mma(a, b, c);
+    *accumulator.at_mut(first) = c[0];
+    *accumulator.at_mut(first + 1) = c[1];
+    *accumulator.at_mut(first + 2) = c[2];
+    *accumulator.at_mut(first + 3) = c[3];
+}
+
+/// Which rows of which head a block owns; made afresh at the end, as [`Warp`] is.
+struct Head {
+    batch: u32,
+    q_head: u32,
+    batch_head: u32,
+    first_row: u32,
+}
+
+impl Head {
+    #[inline(always)]
+    fn of_block(params: &PortableForwardParams, q_rows: u32) -> Self {
+        let work = params.schedule.work(opaque(block_idx_x()));
+        let batch = divide(work.batch_head, params.q_heads);
+        Self {
+            batch,
+            q_head: work.batch_head - batch * params.q_heads,
+            batch_head: work.batch_head,
+            first_row: work.q_block * q_rows,
+        }
+    }
+}
+
+/// A thread's place in its block. Made where it is needed: computing it again costs two
+/// instructions, keeping it costs a register through the loop.
+struct Warp {
+    lane: u32,
+    /// First of the warp's rows in the block.
+    first_row: u32,
+}
+
+impl Warp {
+    #[inline(always)]
+    fn of<T: Tiling>(thread: u32) -> Self {
+        let thread = opaque(thread);
+        Self { lane: thread % 32, first_row: thread / 32 * T::SHAPE.rows_per_warp() }
+    }
+}
+
+/// The work of one block.
+///
+/// # Safety
+/// Launched as the kernel table says, with one block for each of the schedule's and with tensors as
+/// the parameters describe them.
+#[inline(always)]
+pub unsafe fn block<T: Tiling, E: MatrixElement, M: MaskKind>(params: &PortableForwardParams) {
+    const { Kernel::<T, E>::CHECKED };
+    let tile = T::SHAPE;
+    let plan = Kernel::<T, E>::PLAN;
+    let thread = thread_idx_x();
+
+    let Head { batch, q_head, first_row, .. } = Head::of_block(params, tile.q_rows);
+    let kv_head = divide(q_head, params.group);
+
+    let visible = params.visibility;
+    let rows = first_row..(first_row + tile.q_rows).min(visible.q_len);
+    let keys = match M::CLASS {
+        MaskClass::Full => 0..visible.kv_len,
+        MaskClass::Causal => visible.keys_of_any(&rows),
+    };
+
+    let shared = dynamic_shared();
+    let q_rows = Rows::of(&params.q, batch, q_head, first_row, visible.q_len);
+    copy_tile::<THREADS>(Kernel::<T, E>::Q, q_rows, shared + plan.q, thread);
+    let k_rows = Rows::of(&params.k, batch, kv_head, 0, visible.kv_len);
+    let v_rows = Rows::of(&params.v, batch, kv_head, 0, visible.kv_len);
+    let mut output = T::Output::ZERO;
+    let mut state = ThreadRows::EMPTY;
+    let ring = Ring { k: k_rows, v: v_rows, end: keys.end, shared };
+    // K/V tile t is keys t · kv_columns .., in slot t mod 2.
+    let mut kv_tile = keys.start / tile.kv_columns;
+    Kernel::<T, E>::copy_keys(&ring, kv_tile, thread);
+    while kv_tile * tile.kv_columns < keys.end {
+        wait_group::<0>();
+        sync_threads();
+        Kernel::<T, E>::copy_keys(&ring, kv_tile + 1, thread);
+
+        let slot = kv_tile % 2;
+        let mut scores = {
+            let warp = Warp::of::<T>(thread);
+            let k_shared = shared + plan.k + slot * plan.k_stage;
+            let q = LaneAddress::rows_first(&Kernel::<T, E>::Q, shared + plan.q, warp.lane);
+            let k = LaneAddress::columns_first(&Kernel::<T, E>::K, k_shared, warp.lane);
+            Kernel::<T, E>::scores(q, warp.first_row, k, params.query_sign)
+        };
+        let key = kv_tile * tile.kv_columns;
+        let full_keys_end = match M::CLASS {
+            MaskClass::Full => visible.kv_len,
+            MaskClass::Causal => visible.keys_end(first_row),
+        };
+        if key + tile.kv_columns > full_keys_end {
+            let warp = Warp::of::<T>(thread);
+            let lane_row = first_row + warp.first_row + warp.lane / 4;
+            let lane_key = key + warp.lane % 4 * 2;
+            Kernel::<T, E>::hide::<M>(&mut scores, &visible, lane_row, lane_key);
+        }
+        let mut row = 0;
+        while row < Kernel::<T, E>::ROW_TILES * 2 {
+            let tiles = Kernel::<T, E>::SCORE_TILES;
+            let rescale = advance(&mut scores, &mut state, row, tiles, params.scale_log2);
+            Kernel::<T, E>::scale_row(&mut output, row, rescale);
+            row += 1;
+        }
+        let v_shared = shared + plan.v + slot * plan.v_stage;
+        let lane = Warp::of::<T>(thread).lane;
+        let v = LaneAddress::rows_first(&Kernel::<T, E>::V, v_shared, lane);
+        Kernel::<T, E>::add_values(&mut output, &scores, v);
+        kv_tile += 1;
+    }
+
+    let warp = Warp::of::<T>(thread);
+    let Head { batch, q_head, batch_head, first_row } = Head::of_block(params, tile.q_rows);
+    let first_lane_row = first_row + warp.first_row + warp.lane / 4;
+    let mut row = 0;
+    while row < Kernel::<T, E>::ROW_TILES * 2 {
+        let (normalizer, lse) = finish(&state, row, params.scale);
+        Kernel::<T, E>::scale_row(&mut output, row, normalizer);
+        let q_row = first_lane_row + fragment_row(row);
+        if params.lse != 0 && warp.lane.is_multiple_of(4) && q_row < visible.q_len {
+            let index = batch_head as u64 * visible.q_len as u64 + q_row as u64;
+            store_global_f32(params.lse + index * 4, lse);
+        }
+        row += 1;
+    }
+    wait_group::<0>();
+    sync_threads();
+    Kernel::<T, E>::stage_output(&output, shared + plan.o, warp.first_row, warp.lane);
+    sync_threads();
+    let o_rows = Rows::of(&params.o, batch, q_head, first_row, visible.q_len);
+    write_tile::<THREADS>(Kernel::<T, E>::O, o_rows, shared + plan.o, thread);
+}

@@ -1,0 +1,70 @@
+//! The GPU kernels of ferroflash: `no_std` Rust, compiled to PTX by rustc's own backend.
+//!
+//! | module | what is in it |
+//! | --- | --- |
+//! | [`ptx`] | one thin wrapper per instruction; the only place with `asm!` |
+//! | [`tile`] | moving tiles between global memory, shared memory and registers |
+//! | [`forward`] | the forward kernels |
+//!
+//! The entry points at the end of this file are the rows of `ferroflash_core::kernel_table!`.
+//! Kernels run on a device only, but everything type-checks for the host as well, so that clippy,
+//! documentation and editors work on stable Rust; see [`ptx`].
+#![no_std]
+#![cfg_attr(
+    target_arch = "nvptx64",
+    feature(
+        abi_ptx,
+        abi_unadjusted,
+        asm_experimental_arch,
+        core_intrinsics,
+        link_llvm_intrinsics,
+        stdarch_nvptx
+    ),
+    allow(internal_features)
+)]
+// A kernel is unsafe from its first line to its last: it reads what the host's parameters promise.
+// Marking each call would say nothing more; the contracts stand at each wrapper.
+#![allow(unsafe_op_in_unsafe_fn)]
+
+pub mod forward;
+pub mod ptx;
+pub mod tile;
+
+#[cfg(target_arch = "nvptx64")]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo) -> ! {
+    loop {}
+}
+
+/// One entry point a row. On the host the row is only type-checked.
+macro_rules! entries {
+    ($($name:ident = $family:ident $direction:ident<$tiling:ident, $element:ident, $mask:ident>;)*) => {
+        $(entry!($name $family $direction $tiling $element $mask);)*
+    };
+}
+
+macro_rules! entry {
+    ($name:ident Portable Forward $tiling:ident $element:ident $mask:ident) => {
+        #[cfg(all(target_arch = "nvptx64", feature = "portable"))]
+        #[doc(hidden)]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(
+            params: ferroflash_core::params::PortableForwardParams,
+        ) {
+            forward::portable::block::<
+                ferroflash_core::tilings::$tiling,
+                ferroflash_core::axes::$element,
+                ferroflash_core::axes::$mask,
+            >(&params)
+        }
+        #[cfg(not(target_arch = "nvptx64"))]
+        const _: unsafe fn(&ferroflash_core::params::PortableForwardParams) =
+            forward::portable::block::<
+                ferroflash_core::tilings::$tiling,
+                ferroflash_core::axes::$element,
+                ferroflash_core::axes::$mask,
+            >;
+    };
+}
+
+ferroflash_core::kernel_table!(entries);

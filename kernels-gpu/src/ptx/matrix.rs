@@ -1,0 +1,77 @@
+//! Warp-wide matrix instructions. Operand layouts: `ferroflash_core::fragment`.
+
+use ferroflash_core::axes::{Bf16, Element, F16};
+
+use super::convert::{pack_bf16x2, pack_f16x2};
+
+/// An element type the tensor cores multiply.
+pub trait MatrixElement: Element {
+    /// Two values rounded to nearest, `low` in the low half.
+    fn pack(low: f32, high: f32) -> u32;
+
+    /// `mma.sync.aligned.m16n8k16.row.col.f32` (PTX ISA, "mma"): `a · b + c`, with a 16×16, b 16×8
+    /// and c 16×8 spread over the warp.
+    ///
+    /// # Safety
+    /// All 32 lanes reach the same call.
+    unsafe fn mma(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4];
+}
+
+macro_rules! matrix_element {
+    ($element:ty, $name:literal, $pack:ident) => {
+        impl MatrixElement for $element {
+            #[inline(always)]
+            fn pack(low: f32, high: f32) -> u32 {
+                $pack(low, high)
+            }
+
+            #[inline(always)]
+            unsafe fn mma(a: [u32; 4], b: [u32; 2], c: [f32; 4]) -> [f32; 4] {
+                let [mut c0, mut c1, mut c2, mut c3] = c;
+                ptx_asm!(
+                    concat!(
+                        "mma.sync.aligned.m16n8k16.row.col.f32.", $name, ".", $name, ".f32 ",
+                        "{{{0}, {1}, {2}, {3}}}, {{{4}, {5}, {6}, {7}}}, {{{8}, {9}}}, ",
+                        "{{{0}, {1}, {2}, {3}}};"
+                    ),
+                    inout(reg32) c0, inout(reg32) c1, inout(reg32) c2, inout(reg32) c3,
+                    in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3],
+                    in(reg32) b[0], in(reg32) b[1],
+                    options(nomem, nostack)
+                );
+                [c0, c1, c2, c3]
+            }
+        }
+    };
+}
+matrix_element!(Bf16, "bf16", pack_bf16x2);
+matrix_element!(F16, "f16", pack_f16x2);
+
+/// `ldmatrix.sync.aligned.m8n8.x4.shared.b16` (PTX ISA, "ldmatrix"): four 8×8 matrices of 16-bit
+/// elements; lanes 8i .. 8i+8 give the addresses of the rows of matrix i, and register i holds this
+/// lane's pair of it.
+///
+/// # Safety
+/// All 32 lanes reach the same call; each `address` is aligned to 16 with 16 bytes of the block's
+/// shared memory behind it.
+#[inline(always)]
+pub unsafe fn ldmatrix_x4(address: u32) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    ptx_asm!("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {{{0}, {1}, {2}, {3}}}, [{4}];",
+        out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address,
+        options(nostack));
+    [a, b, c, d]
+}
+
+/// `ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16`: as [`ldmatrix_x4`], each matrix transposed.
+///
+/// # Safety
+/// As [`ldmatrix_x4`].
+#[inline(always)]
+pub unsafe fn ldmatrix_x4_trans(address: u32) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    ptx_asm!("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {{{0}, {1}, {2}, {3}}}, [{4}];",
+        out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg32) address,
+        options(nostack));
+    [a, b, c, d]
+}

@@ -1,0 +1,100 @@
+//! Loads and stores with their state space spelled out.
+//!
+//! An address that comes from a parameter structure is generic to the compiler; these say global or
+//! shared, which saves the hardware the question.
+
+#[cfg(target_arch = "nvptx64")]
+core::arch::global_asm!(".extern .shared .align 1024 .b8 dyn_smem[];");
+
+/// Shared-space address of the block's dynamic shared memory, aligned to 1024 bytes.
+#[inline(always)]
+pub fn dynamic_shared() -> u32 {
+    let address: u32;
+    // SAFETY: takes the address of the symbol declared above.
+    unsafe {
+        ptx_asm!("mov.u32 {0}, dyn_smem;", out(reg32) address, options(pure, nomem, nostack));
+    }
+    address
+}
+
+/// `ld.global.nc.u16` (PTX ISA, "ld.global.nc"): two bytes that no one writes during the kernel.
+///
+/// # Safety
+/// `address` is aligned to 2 and readable.
+#[inline(always)]
+pub unsafe fn load_global_u16(address: u64) -> u16 {
+    let value: u16;
+    ptx_asm!("ld.global.nc.u16 {0}, [{1}];", out(reg16) value, in(reg64) address,
+        options(nostack, readonly));
+    value
+}
+
+/// `st.global.u16` (PTX ISA, "st").
+///
+/// # Safety
+/// `address` is aligned to 2, and this thread's to write.
+#[inline(always)]
+pub unsafe fn store_global_u16(address: u64, value: u16) {
+    ptx_asm!("st.global.u16 [{0}], {1};", in(reg64) address, in(reg16) value, options(nostack));
+}
+
+/// `st.global.f32` (PTX ISA, "st").
+///
+/// # Safety
+/// `address` is aligned to 4, and this thread's to write.
+#[inline(always)]
+pub unsafe fn store_global_f32(address: u64, value: f32) {
+    ptx_asm!("st.global.f32 [{0}], {1};", in(reg64) address, in(reg32) value, options(nostack));
+}
+
+/// `st.global.v4.u32` (PTX ISA, "st"): 16 bytes.
+///
+/// # Safety
+/// `address` is aligned to 16, and this thread's to write.
+#[inline(always)]
+pub unsafe fn store_global_v4(address: u64, value: [u32; 4]) {
+    ptx_asm!("st.global.v4.u32 [{0}], {{{1}, {2}, {3}, {4}}};", in(reg64) address,
+        in(reg32) value[0], in(reg32) value[1], in(reg32) value[2], in(reg32) value[3],
+        options(nostack));
+}
+
+/// `st.shared.u16` (PTX ISA, "st").
+///
+/// # Safety
+/// `address` is aligned to 2, inside the block's shared memory and this thread's to write.
+#[inline(always)]
+pub unsafe fn store_shared_u16(address: u32, value: u16) {
+    ptx_asm!("st.shared.u16 [{0}], {1};", in(reg32) address, in(reg16) value, options(nostack));
+}
+
+/// `st.shared.u32` (PTX ISA, "st").
+///
+/// # Safety
+/// `address` is aligned to 4, inside the block's shared memory and this thread's to write.
+#[inline(always)]
+pub unsafe fn store_shared_u32(address: u32, value: u32) {
+    ptx_asm!("st.shared.u32 [{0}], {1};", in(reg32) address, in(reg32) value, options(nostack));
+}
+
+/// `ld.shared.u16` (PTX ISA, "ld").
+///
+/// # Safety
+/// `address` is aligned to 2 and inside the block's shared memory.
+#[inline(always)]
+pub unsafe fn load_shared_u16(address: u32) -> u16 {
+    let value: u16;
+    ptx_asm!("ld.shared.u16 {0}, [{1}];", out(reg16) value, in(reg32) address, options(nostack));
+    value
+}
+
+/// `ld.shared.v4.u32` (PTX ISA, "ld"): 16 bytes.
+///
+/// # Safety
+/// `address` is aligned to 16 and inside the block's shared memory.
+#[inline(always)]
+pub unsafe fn load_shared_v4(address: u32) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    ptx_asm!("ld.shared.v4.u32 {{{0}, {1}, {2}, {3}}}, [{4}];", out(reg32) a, out(reg32) b,
+        out(reg32) c, out(reg32) d, in(reg32) address, options(nostack));
+    [a, b, c, d]
+}

@@ -1,0 +1,20 @@
+//! Exchanges inside a warp.
+
+#[cfg(target_arch = "nvptx64")]
+unsafe extern "unadjusted" {
+    #[link_name = "llvm.nvvm.shfl.sync.bfly.i32"]
+    fn shfl_sync_bfly_i32(mask: u32, value: u32, lane_mask: u32, clamp: u32) -> u32;
+}
+
+/// `shfl.sync.bfly.b32` (PTX ISA, "shfl.sync"): the value of the lane whose number differs in
+/// `lane_mask`.
+///
+/// # Safety
+/// All 32 lanes reach the same call.
+#[inline(always)]
+pub unsafe fn shuffle_xor(value: f32, lane_mask: u32) -> f32 {
+    #[cfg(target_arch = "nvptx64")]
+    return f32::from_bits(shfl_sync_bfly_i32(u32::MAX, value.to_bits(), lane_mask, 31));
+    #[cfg(not(target_arch = "nvptx64"))]
+    super::not_on_host()
+}
