@@ -73,6 +73,13 @@ impl Raw {
         self.dims().contains(&0)
     }
 
+    /// Whether elements follow one another in the order of the axes.
+    pub(crate) fn is_contiguous(&self) -> bool {
+        let packed = contiguous_strides(self.dims());
+        let axes = self.dims().iter().zip(self.strides()).zip(&packed);
+        self.is_empty() || axes.into_iter().all(|((dim, had), packed)| *dim == 1 || had == packed)
+    }
+
     /// Lowest and highest element offset reached; `None` if there are no elements. In 128 bits,
     /// so that absurd strides are found out rather than wrapped.
     fn reach(&self) -> Option<(i128, i128)> {

@@ -46,7 +46,6 @@ struct Kernel<T, E>(PhantomData<(T, E)>);
 struct Ring {
     k: Rows,
     v: Rows,
-    end: u32,
     shared: u32,
 }
 
@@ -69,9 +68,9 @@ impl<T: Tiling, E: MatrixElement> Kernel<T, E> {
     /// Starts copying K/V tile `kv_tile` into its ring slot, and closes the group; past the last
     /// key the group is empty.
     #[inline(always)]
-    unsafe fn copy_keys(ring: &Ring, kv_tile: u32, thread: u32) {
+    unsafe fn copy_keys(ring: &Ring, kv_tile: u32, keys_end: u32, thread: u32) {
         let key = kv_tile * Self::TILE.kv_columns;
-        if key < ring.end {
+        if key < keys_end {
             let thread = opaque(thread);
             let k_shared = ring.shared + Self::PLAN.k + kv_tile % 2 * Self::PLAN.k_stage;
             let v_shared = ring.shared + Self::PLAN.v + kv_tile % 2 * Self::PLAN.v_stage;
@@ -277,6 +276,20 @@ impl Warp {
     }
 }
 
+/// One past the last key that any of a block's rows sees. The bounds of lengths and window sides
+/// keep the sum in range; see `MAX_LENGTH`.
+#[inline(always)]
+fn block_keys_end<M: MaskKind>(visible: &Visibility, first_row: u32, q_rows: u32) -> u32 {
+    match M::CLASS {
+        MaskClass::Full => visible.kv_len,
+        MaskClass::Causal => {
+            let last_row = (first_row + q_rows).min(visible.q_len) as i32 - 1;
+            let end = last_row + visible.offset + visible.right + 1;
+            end.max(0).min(visible.kv_len as i32) as u32
+        }
+    }
+}
+
 /// The work of one block.
 ///
 /// # Safety
@@ -293,12 +306,6 @@ pub unsafe fn block<T: Tiling, E: MatrixElement, M: MaskKind>(params: &PortableF
     let kv_head = divide(q_head, params.group);
 
     let visible = params.visibility;
-    let rows = first_row..(first_row + tile.q_rows).min(visible.q_len);
-    let keys = match M::CLASS {
-        MaskClass::Full => 0..visible.kv_len,
-        MaskClass::Causal => visible.keys_of_any(&rows),
-    };
-
     let shared = dynamic_shared();
     let q_rows = Rows::of(&params.q, batch, q_head, first_row, visible.q_len);
     copy_tile::<THREADS>(Kernel::<T, E>::Q, q_rows, shared + plan.q, thread);
@@ -306,14 +313,15 @@ pub unsafe fn block<T: Tiling, E: MatrixElement, M: MaskKind>(params: &PortableF
     let v_rows = Rows::of(&params.v, batch, kv_head, 0, visible.kv_len);
     let mut output = T::Output::ZERO;
     let mut state = ThreadRows::EMPTY;
-    let ring = Ring { k: k_rows, v: v_rows, end: keys.end, shared };
     // K/V tile t is keys t · kv_columns .., in slot t mod 2.
-    let mut kv_tile = keys.start / tile.kv_columns;
-    Kernel::<T, E>::copy_keys(&ring, kv_tile, thread);
-    while kv_tile * tile.kv_columns < keys.end {
+    let ring = Ring { k: k_rows, v: v_rows, shared };
+    let keys_end = block_keys_end::<M>(&visible, first_row, tile.q_rows);
+    let mut kv_tile = 0;
+    Kernel::<T, E>::copy_keys(&ring, kv_tile, keys_end, thread);
+    while kv_tile * tile.kv_columns < keys_end {
         wait_group::<0>();
         sync_threads();
-        Kernel::<T, E>::copy_keys(&ring, kv_tile + 1, thread);
+        Kernel::<T, E>::copy_keys(&ring, kv_tile + 1, keys_end, thread);
 
         let slot = kv_tile % 2;
         let mut scores = {
@@ -324,14 +332,16 @@ pub unsafe fn block<T: Tiling, E: MatrixElement, M: MaskKind>(params: &PortableF
             Kernel::<T, E>::scores(q, warp.first_row, k, params.query_sign)
         };
         let key = kv_tile * tile.kv_columns;
+        let warp = Warp::of::<T>(thread);
+        let warp_row = first_row + warp.first_row;
+        // A warp's own first row, not the block's: fewer warps compare.
         let full_keys_end = match M::CLASS {
             MaskClass::Full => visible.kv_len,
-            MaskClass::Causal => visible.keys_end(first_row),
+            MaskClass::Causal => visible.keys_end(warp_row),
         };
         if key + tile.kv_columns > full_keys_end {
-            let warp = Warp::of::<T>(thread);
-            let lane_row = first_row + warp.first_row + warp.lane / 4;
             let lane_key = key + warp.lane % 4 * 2;
+            let lane_row = warp_row + warp.lane / 4;
             Kernel::<T, E>::hide::<M>(&mut scores, &visible, lane_row, lane_key);
         }
         let mut row = 0;

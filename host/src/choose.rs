@@ -1,0 +1,183 @@
+//! Choosing a kernel: which rows of the table could run a call, which does, and why not the others.
+
+use ferroflash_core::axes::{Direction, Dtype, Family, MaskClass};
+use ferroflash_core::table::{KERNELS, KernelSpec};
+
+use crate::attention::{Attention, Layout};
+use crate::cuda::device::Limits;
+use crate::error::{Error, Result};
+
+/// A kernel that was not taken, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejection {
+    /// Name of the kernel.
+    pub kernel: &'static str,
+    /// Why it was not taken.
+    pub reason: String,
+}
+
+/// The chosen kernel, and what was passed over for it.
+pub(crate) struct Choice {
+    pub(crate) spec: &'static KernelSpec,
+    pub(crate) reason: String,
+    pub(crate) rejected: Vec<Rejection>,
+}
+
+/// Largest linear grid.
+const MAX_BLOCKS: usize = i32::MAX as usize;
+
+/// Chooses the kernel for one direction of a call on a device.
+pub(crate) fn choose(
+    attention: &Attention,
+    dtype: Dtype,
+    direction: Direction,
+    limits: &Limits,
+    by_name: Option<&str>,
+) -> Result<Choice> {
+    let mut rejected = Vec::new();
+    let mut eligible: Vec<&'static KernelSpec> = Vec::new();
+    let candidates = KERNELS.iter().filter(|spec| spec.direction == direction);
+    for spec in candidates.filter(|spec| by_name.is_none_or(|name| name == spec.name)) {
+        match obstacle(attention, dtype, spec, limits) {
+            None => eligible.push(spec),
+            Some(reason) => rejected.push(Rejection { kernel: spec.name, reason }),
+        }
+    }
+    eligible.sort_by_key(|spec| preference(spec));
+    let Some((&spec, others)) = eligible.split_first() else {
+        return Err(unsupported(attention, dtype, direction, limits, by_name, &rejected));
+    };
+    rejected.extend(others.iter().map(|other| Rejection {
+        kernel: other.name,
+        reason: if (other.tile.head_dim, other.tile.value_dim)
+            == (spec.tile.head_dim, spec.tile.value_dim)
+        {
+            format!("would do, but {} needs no wider masks", spec.name)
+        } else {
+            format!("would do, but {} pads fewer channels", spec.name)
+        },
+    }));
+    let reason = match by_name {
+        Some(_) => "asked for by name".to_owned(),
+        None => format!(
+            "the narrowest compiled head dimensions ({}, {}) that hold ({}, {})",
+            spec.tile.head_dim,
+            spec.tile.value_dim,
+            attention.shape.head_dim,
+            attention.shape.value_dim
+        ),
+    };
+    Ok(Choice { spec, reason, rejected })
+}
+
+/// Smaller is better: padded channels first, then the mask class.
+fn preference(spec: &KernelSpec) -> (u32, MaskClass) {
+    (spec.tile.head_dim + spec.tile.value_dim, spec.mask)
+}
+
+/// The mask class a call needs.
+pub(crate) fn mask_class(attention: &Attention) -> MaskClass {
+    let shape = &attention.shape;
+    let visible = attention.mask.visibility(shape.q_len, shape.kv_len);
+    let rows = 0..visible.q_len;
+    if rows.is_empty() || visible.keys_of_all(&rows) == (0..visible.kv_len) {
+        MaskClass::Full
+    } else {
+        MaskClass::Causal
+    }
+}
+
+/// Why `spec` cannot run the call, or `None`.
+fn obstacle(
+    attention: &Attention,
+    dtype: Dtype,
+    spec: &KernelSpec,
+    limits: &Limits,
+) -> Option<String> {
+    let shape = &attention.shape;
+    let tile = &spec.tile;
+    if spec.dtype != dtype {
+        return Some(format!("computes {}, the call is {dtype}", spec.dtype));
+    }
+    if shape.head_dim > tile.head_dim as usize || shape.value_dim > tile.value_dim as usize {
+        return Some(format!(
+            "holds head dimensions up to ({}, {}), the call has ({}, {})",
+            tile.head_dim, tile.value_dim, shape.head_dim, shape.value_dim
+        ));
+    }
+    if mask_class(attention) > spec.mask {
+        return Some("has no mask but the end of the keys".to_owned());
+    }
+    if let Some(option) = unmaskable(attention) {
+        return Some(format!("has no {option}; the cpu has"));
+    }
+    let (major, minor) = limits.capability;
+    if !spec.family.runs_on(major, minor) {
+        return Some(format!(
+            "needs {}, the device is sm_{major}{minor}",
+            match spec.family {
+                Family::Portable => "compute capability 8.0 or later",
+            }
+        ));
+    }
+    if spec.shared_bytes > limits.shared_bytes_per_block {
+        return Some(format!(
+            "needs {} bytes of shared memory a block, the device grants {}",
+            spec.shared_bytes, limits.shared_bytes_per_block
+        ));
+    }
+    let blocks = tile
+        .q_blocks(shape.q_len)
+        .checked_mul(shape.batch)
+        .and_then(|blocks| blocks.checked_mul(shape.q_heads));
+    if blocks.is_none_or(|blocks| blocks > MAX_BLOCKS) {
+        return Some(format!("the grid would have more than {MAX_BLOCKS} blocks; split the batch"));
+    }
+    None
+}
+
+/// An option that no GPU kernel has yet.
+fn unmaskable(attention: &Attention) -> Option<&'static str> {
+    let options = [
+        (attention.mask.left.is_some() && mask_class(attention) != MaskClass::Full, "left window"),
+        (attention.layout == Layout::KeyLengths, "key lengths"),
+        (matches!(attention.layout, Layout::Packed { .. }), "packed sequences"),
+        (attention.softcap.is_some(), "softcap"),
+        (attention.alibi, "ALiBi"),
+        (attention.bias.is_some(), "bias"),
+        (attention.boolean_mask.is_some(), "boolean mask"),
+        (attention.sink, "sink"),
+        (attention.dropout.is_some(), "dropout"),
+    ];
+    options.into_iter().find(|(present, _)| *present).map(|(_, name)| name)
+}
+
+fn unsupported(
+    attention: &Attention,
+    dtype: Dtype,
+    direction: Direction,
+    limits: &Limits,
+    by_name: Option<&str>,
+    rejected: &[Rejection],
+) -> Error {
+    let shape = &attention.shape;
+    let named = by_name.map(|name| format!(" by kernel {name}")).unwrap_or_default();
+    let mut reasons: Vec<&str> = rejected.iter().map(|r| r.reason.as_str()).collect();
+    if direction == Direction::Forward && dtype == Dtype::F32 {
+        reasons = vec!["GPU kernels compute bf16 and f16; cast the tensors or use the cpu"];
+    }
+    reasons.sort_unstable();
+    reasons.dedup();
+    if reasons.is_empty() {
+        reasons.push("the kernel table has no such kernel");
+    }
+    Error::Unsupported {
+        what: format!(
+            "{direction:?} of {dtype} with head dimensions ({}, {}){named}",
+            shape.head_dim, shape.value_dim
+        )
+        .to_lowercase(),
+        device: limits.name.clone(),
+        reasons: reasons.join("; "),
+    }
+}

@@ -1,0 +1,333 @@
+//! One call on the CPU, validated: what both `dense` and `tiled` start from.
+//!
+//! A [`Problem`] splits a call into [`Item`]s, independent sequences with their effective lengths,
+//! and hands out rows of their tensors. Rows that belong to no item (past an item's used length)
+//! are not attended: their o is 0, their lse −∞ and their gradients 0. So every output is filled
+//! with those first, and items then write their own rows.
+
+use std::ops::Range;
+
+use ferroflash_core::dropout::DropoutMask;
+use ferroflash_core::visibility::Visibility;
+
+use crate::attention::{Attention, Gradients, Inputs, Layout, Output, Packed, Shape};
+use crate::cpu::lengths;
+use crate::cpu::rows::{Rows, RowsMut, contiguous_mut};
+use crate::error::{Error, Result};
+use crate::tensor::TensorRef;
+
+/// One independent sequence of a call.
+#[derive(Clone, Debug)]
+pub(crate) struct Item {
+    /// Its number, 0 to B: what bias, boolean mask, slopes and dropout are indexed by.
+    pub(crate) index: usize,
+    /// Coordinate on the batch axis of q, k, v and o; 0 where items are packed.
+    batch: usize,
+    /// Its query rows, as coordinates on the row axis of q and o.
+    q_rows: Range<usize>,
+    /// Its keys, as coordinates on the row axis of k and v.
+    kv_rows: Range<usize>,
+    /// The keys each of its rows may see by position; holds the effective lengths too.
+    pub(crate) visibility: Visibility,
+}
+
+impl Item {
+    /// Effective query rows, Sq.
+    pub(crate) fn q_len(&self) -> usize {
+        self.q_rows.len()
+    }
+
+    /// Effective keys, Sk.
+    pub(crate) fn kv_len(&self) -> usize {
+        self.kv_rows.len()
+    }
+
+    /// Index of row `row` of query head `q_head` in q, o and their gradients.
+    pub(crate) fn q_index(&self, row: usize, q_head: usize) -> [usize; 3] {
+        debug_assert!(row < self.q_len());
+        [self.batch, self.q_rows.start + row, q_head]
+    }
+
+    /// Index of key `key` of KV head `kv_head` in k, v and their gradients.
+    pub(crate) fn kv_index(&self, key: usize, kv_head: usize) -> [usize; 3] {
+        debug_assert!(key < self.kv_len());
+        [self.batch, self.kv_rows.start + key, kv_head]
+    }
+}
+
+/// A validated call: its options as numbers, its items, and its tensors as rows.
+pub(crate) struct Problem<'a, T> {
+    pub(crate) attention: Attention,
+    /// Factor of every score.
+    pub(crate) scale: f32,
+    /// The dropout mask, if the call drops anything.
+    pub(crate) dropout: Option<DropoutMask>,
+    /// Every item, in order.
+    pub(crate) items: Vec<Item>,
+    /// Rows of q at [`Item::q_index`], of k and v at [`Item::kv_index`].
+    pub(crate) q: Rows<'a, T>,
+    pub(crate) k: Rows<'a, T>,
+    pub(crate) v: Rows<'a, T>,
+    bias: Option<Rows<'a, f32>>,
+    boolean_mask: Option<Rows<'a, u8>>,
+    alibi_slopes: Option<Rows<'a, f32>>,
+    sink: Option<Rows<'a, f32>>,
+}
+
+impl<'a, T> Problem<'a, T> {
+    /// Checks a call: options, tensors against them, and the contents of lengths.
+    ///
+    /// # Errors
+    /// The first thing wrong, by the name of its argument.
+    pub(crate) fn new(attention: &Attention, inputs: &Inputs<'a, T>) -> Result<Self> {
+        attention.validate()?;
+        let shape = attention.shape;
+        let [q_dims, k_dims, v_dims, _] = attention.tensor_dims();
+        let bias = option(&inputs.bias, attention.bias.is_some(), "bias")?;
+        let boolean_mask =
+            option(&inputs.boolean_mask, attention.boolean_mask.is_some(), "boolean_mask")?;
+        let slopes = option(&inputs.alibi_slopes, attention.alibi, "alibi_slopes")?;
+        let sink = option(&inputs.sink, attention.sink, "sink")?;
+        Ok(Self {
+            attention: *attention,
+            scale: attention.scale_factor(),
+            dropout: attention
+                .dropout
+                .map(|dropout| DropoutMask::new(dropout.probability, dropout.seed, dropout.offset)),
+            q: Rows::new(&inputs.q, "q", &q_dims)?,
+            k: Rows::new(&inputs.k, "k", &k_dims)?,
+            v: Rows::new(&inputs.v, "v", &v_dims)?,
+            bias: bias
+                .zip(attention.bias.map(|axes| axes.dims(&shape)))
+                .map(|(bias, dims)| Rows::new(bias, "bias", &dims))
+                .transpose()?,
+            boolean_mask: boolean_mask
+                .zip(attention.boolean_mask.map(|axes| axes.dims(&shape)))
+                .map(|(mask, dims)| Rows::new(mask, "boolean_mask", &dims))
+                .transpose()?,
+            alibi_slopes: slopes.map(|slopes| slope_rows(slopes, &shape)).transpose()?,
+            sink: sink.map(|sink| Rows::new(sink, "sink", &[shape.q_heads])).transpose()?,
+            items: items(attention, inputs)?,
+        })
+    }
+
+    /// The sizes of the call.
+    pub(crate) fn shape(&self) -> &Shape {
+        &self.attention.shape
+    }
+
+    /// Index of a row in lse (and in any other f32 value a row), `[B, Hq, Sq]` or `[Hq, Tq]`.
+    pub(crate) fn lse_index(&self, item: &Item, q_head: usize, row: usize) -> usize {
+        let [batch, row, head] = item.q_index(row, q_head);
+        (batch * self.shape().q_heads + head) * self.q_axis() + row
+    }
+
+    /// Number of a row of q among all rows of all heads, in the order of its dimensions.
+    pub(crate) fn q_ordinal(&self, item: &Item, q_head: usize, row: usize) -> usize {
+        let [batch, row, head] = item.q_index(row, q_head);
+        (batch * self.q_axis() + row) * self.shape().q_heads + head
+    }
+
+    /// Number of a row of k among all rows of all heads, in the order of its dimensions.
+    pub(crate) fn kv_ordinal(&self, item: &Item, kv_head: usize, key: usize) -> usize {
+        let [batch, key, head] = item.kv_index(key, kv_head);
+        let keys = match self.attention.layout {
+            Layout::Dense | Layout::KeyLengths => self.shape().kv_len,
+            Layout::Packed { kv_tokens, .. } => kv_tokens,
+        };
+        (batch * keys + key) * self.shape().kv_heads + head
+    }
+
+    /// Size of the row axis of q and o.
+    fn q_axis(&self) -> usize {
+        match self.attention.layout {
+            Layout::Dense | Layout::KeyLengths => self.shape().q_len,
+            Layout::Packed { q_tokens, .. } => q_tokens,
+        }
+    }
+
+    /// `b · Hq + h`, as the dropout mask counts it.
+    pub(crate) fn batch_head(&self, item: &Item, q_head: usize) -> u32 {
+        (item.index * self.shape().q_heads + q_head) as u32
+    }
+
+    /// Bias of a row, one value a key of the item.
+    pub(crate) fn bias_row(&self, item: &Item, q_head: usize, row: usize) -> Option<&'a [f32]> {
+        let bias = self.bias.as_ref()?.broadcast_row([item.index, q_head, row]);
+        Some(&bias[..item.kv_len()])
+    }
+
+    /// Where [`Self::bias_row`] lies in a contiguous gradient of the bias; empty without a bias.
+    pub(crate) fn bias_elements(&self, item: &Item, q_head: usize, row: usize) -> Range<usize> {
+        let Some(axes) = self.attention.bias else { return 0..0 };
+        let index = |one: bool, index: usize| if one { 0 } else { index };
+        let [_, heads, rows, keys] = axes.dims(self.shape());
+        let head = index(axes.batch, item.index) * heads + index(axes.heads, q_head);
+        let start = (head * rows + index(axes.rows, row)) * keys;
+        start..start + item.kv_len()
+    }
+
+    /// Boolean mask of a row, non-zero where a key of the item may be seen.
+    pub(crate) fn mask_row(&self, item: &Item, q_head: usize, row: usize) -> Option<&'a [u8]> {
+        let mask = self.boolean_mask.as_ref()?.broadcast_row([item.index, q_head, row]);
+        Some(&mask[..item.kv_len()])
+    }
+
+    /// ALiBi slope of a head: a score loses `slope · |row + Sk − Sq − key|`, lengths being the
+    /// item's.
+    pub(crate) fn alibi_slope(&self, item: &Item, q_head: usize) -> Option<f32> {
+        let slopes = self.alibi_slopes.as_ref()?;
+        Some(slopes.broadcast_row([0, 0, item.index])[q_head])
+    }
+
+    /// Sink logit of a head.
+    pub(crate) fn sink(&self, q_head: usize) -> Option<f32> {
+        Some(self.sink.as_ref()?.row([0; 3])[q_head])
+    }
+}
+
+/// A forward's checked outputs; see [`Problem`] for the rows of no item.
+pub(crate) struct OutputRows<'a, T> {
+    /// Rows at [`Item::q_index`].
+    pub(crate) o: RowsMut<'a, T>,
+    /// Values at [`Problem::lse_index`].
+    pub(crate) lse: Option<&'a mut [f32]>,
+}
+
+impl<'a, T: Copy> OutputRows<'a, T> {
+    /// Checks dimensions, placement and strides; writes nothing.
+    pub(crate) fn new(attention: &Attention, output: &'a mut Output<'_, T>) -> Result<Self> {
+        let [.., o_dims] = attention.tensor_dims();
+        let lse = match &mut output.lse {
+            Some(lse) => Some(contiguous_mut(lse, "lse", &attention.lse_dims())?),
+            None => None,
+        };
+        Ok(Self { o: RowsMut::new(&mut output.o, "o", &o_dims)?, lse })
+    }
+}
+
+/// A backward's checked outputs.
+pub(crate) struct GradientRows<'a, T> {
+    /// Rows at [`Item::q_index`].
+    pub(crate) dq: Option<RowsMut<'a, T>>,
+    /// Rows at [`Item::kv_index`].
+    pub(crate) dk: Option<RowsMut<'a, T>>,
+    /// Rows at [`Item::kv_index`].
+    pub(crate) dv: Option<RowsMut<'a, T>>,
+    /// Rows of keys at `[item, q_head, row]`, or 0 on a broadcast axis.
+    pub(crate) dbias: Option<RowsMut<'a, f32>>,
+    /// One value a query head.
+    pub(crate) dsink: Option<&'a mut [f32]>,
+}
+
+impl<'a, T: Copy> GradientRows<'a, T> {
+    /// Checks dimensions, placement and strides, and that bias and sink are there if their
+    /// gradients are asked for; writes nothing.
+    pub(crate) fn new(attention: &Attention, gradients: &'a mut Gradients<'_, T>) -> Result<Self> {
+        let shape = &attention.shape;
+        let [q_dims, k_dims, v_dims, _] = attention.tensor_dims();
+        let Gradients { dq, dk, dv, dbias, dsink } = gradients;
+        let no_such = |tensor| Error::Presence {
+            tensor,
+            problem: "its gradient is asked for, but the call declares no such option",
+        };
+        let dbias = match (dbias, attention.bias) {
+            (Some(dbias), Some(axes)) => Some(RowsMut::new(dbias, "dbias", &axes.dims(shape))?),
+            (Some(_), None) => return Err(no_such("dbias")),
+            (None, _) => None,
+        };
+        let dsink = match (dsink, attention.sink) {
+            (Some(dsink), true) => Some(contiguous_mut(dsink, "dsink", &[shape.q_heads])?),
+            (Some(_), false) => return Err(no_such("dsink")),
+            (None, _) => None,
+        };
+        Ok(Self {
+            dq: dq.as_mut().map(|dq| RowsMut::new(dq, "dq", &q_dims)).transpose()?,
+            dk: dk.as_mut().map(|dk| RowsMut::new(dk, "dk", &k_dims)).transpose()?,
+            dv: dv.as_mut().map(|dv| RowsMut::new(dv, "dv", &v_dims)).transpose()?,
+            dbias,
+            dsink,
+        })
+    }
+}
+
+/// The tensor of an option: given if and only if it was declared.
+fn option<'t, T>(
+    tensor: &'t Option<T>,
+    declared: bool,
+    name: &'static str,
+) -> Result<Option<&'t T>> {
+    match (tensor, declared) {
+        (None, true) => Err(Error::Presence {
+            tensor: name,
+            problem: "the call's options declare it, but it was not given",
+        }),
+        (Some(_), false) => Err(Error::Presence {
+            tensor: name,
+            problem: "it was given, but the call's options do not declare it",
+        }),
+        (tensor, _) => Ok(tensor.as_ref()),
+    }
+}
+
+/// `[Hq]`, or `[B, Hq]` if `slopes` has two axes.
+fn slope_rows<'a>(slopes: &TensorRef<'a, f32>, shape: &Shape) -> Result<Rows<'a, f32>> {
+    let needs = [shape.batch, shape.q_heads];
+    Rows::new(slopes, "alibi_slopes", if slopes.dims().len() == 2 { &needs } else { &needs[1..] })
+}
+
+/// The items of a call, from validated lengths.
+fn items<T>(attention: &Attention, inputs: &Inputs<'_, T>) -> Result<Vec<Item>> {
+    let shape = &attention.shape;
+    let key_lengths =
+        option(&inputs.key_lengths, attention.layout == Layout::KeyLengths, "key_lengths")?;
+    let is_packed = matches!(attention.layout, Layout::Packed { .. });
+    let packed = option(&inputs.packed, is_packed, "packed")?;
+    let item = |index, batch, q_rows: Range<usize>, kv_rows: Range<usize>| Item {
+        index,
+        batch,
+        visibility: attention.mask.visibility(q_rows.len(), kv_rows.len()),
+        q_rows,
+        kv_rows,
+    };
+    if let (Some(packed), Layout::Packed { q_tokens, kv_tokens }) = (packed, attention.layout) {
+        let (q_spans, kv_spans) = packed_spans(shape, packed, q_tokens, kv_tokens)?;
+        let spans = q_spans.into_iter().zip(kv_spans).enumerate();
+        return Ok(spans.map(|(index, (q, kv))| item(index, 0, q, kv)).collect());
+    }
+    let kv_lens = match key_lengths {
+        Some(given) => {
+            let given = lengths::on_host(given, "key_lengths", shape.batch)?;
+            lengths::within("key_lengths", given, shape.kv_len)?
+        }
+        None => vec![shape.kv_len; shape.batch],
+    };
+    let kv_lens = kv_lens.into_iter().enumerate();
+    Ok(kv_lens.map(|(batch, kv_len)| item(batch, batch, 0..shape.q_len, 0..kv_len)).collect())
+}
+
+type Spans = Vec<Range<usize>>;
+
+/// The used rows of each packed item, in q and in k and v.
+fn packed_spans(
+    shape: &Shape,
+    packed: &Packed<'_>,
+    q_tokens: usize,
+    kv_tokens: usize,
+) -> Result<(Spans, Spans)> {
+    let Packed { cu_q, cu_k, used_q, used_k } = packed;
+    let side = |cumulative, name, used: &Option<_>, used_name, tokens, maximum, maximum_name| {
+        let cumulative = lengths::on_host(cumulative, name, shape.batch + 1)?;
+        let mut spans = lengths::spans(name, cumulative, tokens)?;
+        let used = match used {
+            Some(used) => Some((used_name, lengths::on_host(used, used_name, shape.batch)?)),
+            None => None,
+        };
+        lengths::shorten(&mut spans, used, maximum, maximum_name)?;
+        Ok(spans)
+    };
+    Ok((
+        side(cu_q, "cu_q", used_q, "used_q", q_tokens, shape.q_len, "q_len")?,
+        side(cu_k, "cu_k", used_k, "used_k", kv_tokens, shape.kv_len, "kv_len")?,
+    ))
+}

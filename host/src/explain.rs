@@ -1,0 +1,173 @@
+//! What a plan will do, in words and figures.
+//!
+//! Everything here is modelled from the call, the kernel table and the device's limits; registers
+//! are read from the loaded kernel. Nothing is a measurement.
+
+use std::fmt;
+
+use ferroflash_core::axes::Dtype;
+use serde::Serialize;
+
+use crate::attention::Attention;
+use crate::choose::Rejection;
+use crate::cuda::device::Limits;
+use crate::cuda::forward::schedule;
+use crate::cuda::kernel::Kernel;
+
+/// What a plan will do and why.
+#[derive(Clone, Debug, Serialize)]
+pub struct Explanation {
+    /// The device.
+    pub device: String,
+    /// The kernel, or the CPU's schedule.
+    pub kernel: String,
+    /// Why this one.
+    pub reason: String,
+    /// Element type.
+    pub dtype: String,
+    /// Floating-point operations of the two products over visible keys: 2·(D + Dv) a score.
+    pub flops: f64,
+    /// Bytes of q, k, v, o and lse, each moved once.
+    pub bytes: f64,
+    /// How it runs on a GPU.
+    pub launch: Option<Launch>,
+    /// What was passed over, and why.
+    pub rejected: Vec<(String, String)>,
+}
+
+/// A launch, as the plan will make it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Launch {
+    /// Form the kernel was loaded in.
+    pub form: String,
+    /// Milliseconds it took to load, once a process.
+    pub load_milliseconds: f64,
+    /// Blocks, in x.
+    pub grid: u64,
+    /// Threads of a block.
+    pub block: u32,
+    /// Dynamic shared memory of a block in bytes.
+    pub shared_bytes: u32,
+    /// Registers of a thread.
+    pub registers: u32,
+    /// Local memory of a thread in bytes.
+    pub local_bytes: u32,
+    /// Query rows and keys of a tile.
+    pub tile: (u32, u32),
+    /// Why the tile has these sizes.
+    pub tile_reason: String,
+    /// Blocks a multiprocessor holds, by shared memory and registers.
+    pub blocks_per_multiprocessor: u32,
+    /// Grid over the blocks that the device holds at once.
+    pub waves: f64,
+    /// Workspace in bytes.
+    pub workspace_bytes: usize,
+}
+
+/// Registers of a multiprocessor, compute capability 8.0 to 12.0.
+const REGISTERS_PER_MULTIPROCESSOR: u32 = 65_536;
+
+impl Explanation {
+    pub(crate) fn of_cpu(attention: &Attention, dtype: Dtype) -> Self {
+        let (flops, bytes) = work(attention, dtype);
+        Self {
+            device: "cpu".to_owned(),
+            kernel: "cpu_tiled_forward".to_owned(),
+            reason: "the plan was made for the cpu".to_owned(),
+            dtype: dtype.to_string(),
+            flops,
+            bytes,
+            launch: None,
+            rejected: Vec::new(),
+        }
+    }
+
+    pub(crate) fn of_kernel(
+        attention: &Attention,
+        limits: &Limits,
+        kernel: &Kernel,
+        reason: String,
+        rejected: Vec<Rejection>,
+    ) -> Self {
+        let spec = kernel.spec;
+        let (flops, bytes) = work(attention, spec.dtype);
+        let grid = schedule(attention, spec, limits).blocks();
+        let by_shared = limits.shared_bytes_per_multiprocessor / (spec.shared_bytes + 1024).max(1);
+        let by_registers =
+            REGISTERS_PER_MULTIPROCESSOR / (kernel.registers.next_multiple_of(8) * spec.threads);
+        let resident = by_shared.min(by_registers).max(1);
+        Self {
+            device: limits.name.clone(),
+            kernel: spec.name.to_owned(),
+            reason,
+            dtype: spec.dtype.to_string(),
+            flops,
+            bytes,
+            launch: Some(Launch {
+                form: kernel.form.to_string(),
+                load_milliseconds: kernel.load_milliseconds,
+                grid,
+                block: spec.threads,
+                shared_bytes: spec.shared_bytes,
+                registers: kernel.registers,
+                local_bytes: kernel.local_bytes,
+                tile: (spec.tile.q_rows, spec.tile.kv_columns),
+                tile_reason: spec.reason.to_owned(),
+                blocks_per_multiprocessor: resident,
+                waves: grid as f64 / f64::from(resident * limits.multiprocessors).max(1.0),
+                workspace_bytes: 0,
+            }),
+            rejected: rejected.into_iter().map(|r| (r.kernel.to_owned(), r.reason)).collect(),
+        }
+    }
+}
+
+/// FLOPs over visible cells and compulsory bytes of a forward call.
+fn work(attention: &Attention, dtype: Dtype) -> (f64, f64) {
+    let shape = &attention.shape;
+    let cells = attention.mask.visibility(shape.q_len, shape.kv_len).visible_cells() as f64
+        * shape.batch as f64
+        * shape.q_heads as f64;
+    let elements: f64 = attention
+        .tensor_dims()
+        .iter()
+        .map(|dims| dims.iter().map(|&dim| dim as f64).product::<f64>())
+        .sum();
+    let lse: f64 = attention.lse_dims().iter().map(|&dim| dim as f64).product();
+    let flops = 2.0 * (shape.head_dim + shape.value_dim) as f64 * cells;
+    (flops, elements * dtype.bytes() as f64 + 4.0 * lse)
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "device    {}", self.device)?;
+        writeln!(f, "kernel    {} ({})", self.kernel, self.dtype)?;
+        writeln!(f, "because   {}", self.reason)?;
+        if let Some(launch) = &self.launch {
+            writeln!(
+                f,
+                "launch    {} blocks of {} threads, {} bytes of shared memory, {} registers",
+                launch.grid, launch.block, launch.shared_bytes, launch.registers
+            )?;
+            writeln!(
+                f,
+                "          {} blocks a multiprocessor, {:.2} waves; loaded as {} in {:.1} ms",
+                launch.blocks_per_multiprocessor,
+                launch.waves,
+                launch.form,
+                launch.load_milliseconds
+            )?;
+            writeln!(
+                f,
+                "tile      {} query rows x {} keys: {}",
+                launch.tile.0, launch.tile.1, launch.tile_reason
+            )?;
+            writeln!(f, "workspace {} bytes", launch.workspace_bytes)?;
+        }
+        writeln!(f, "modelled  {:.4e} FLOP, {:.4e} bytes at least", self.flops, self.bytes)?;
+        for (kernel, reason) in &self.rejected {
+            writeln!(f, "not       {kernel}: {reason}")?;
+        }
+        Ok(())
+    }
+}

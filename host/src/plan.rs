@@ -1,0 +1,196 @@
+//! A plan: one call, validated, its kernel chosen and loaded.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use ferroflash_core::axes::Direction;
+
+use crate::attention::{Attention, Inputs, Output};
+use crate::choose::{Choice, choose};
+use crate::cpu;
+use crate::cuda::artifacts::Form;
+use crate::cuda::device::CudaDevice;
+use crate::cuda::kernel::Kernel;
+use crate::device::{Device, Stream};
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::explain::Explanation;
+use crate::tensor::{Place, Raw};
+
+/// What a plan may be told about its kernel; the default leaves everything to the planner.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Preference<'a> {
+    /// A kernel of the table by its name, for tests and benchmarks.
+    pub kernel: Option<&'a str>,
+    /// The form to load it in.
+    pub form: Option<Form>,
+}
+
+/// Bytes of caller-provided memory that each direction needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkspaceBytes {
+    /// Of [`Plan::run_into`].
+    pub forward: usize,
+}
+
+/// A validated call with its kernel: immutable, and usable from any thread.
+pub struct Plan<T> {
+    attention: Attention,
+    place: Place,
+    backend: Backend,
+    explanation: Explanation,
+    _element: PhantomData<fn(T)>,
+}
+
+enum Backend {
+    Cpu,
+    Cuda { device: Arc<CudaDevice>, forward: Arc<Kernel> },
+}
+
+impl Attention {
+    /// Validates the call, chooses its kernel on `device` and loads it.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for options outside the contract, [`Error::Unsupported`] where no kernel
+    /// does what is asked, with what would.
+    pub fn plan<T: Element>(&self, device: &Device) -> Result<Plan<T>> {
+        self.plan_with(device, Preference::default())
+    }
+
+    /// As [`Attention::plan`], with a say in the choice of the kernel.
+    ///
+    /// # Errors
+    /// As [`Attention::plan`].
+    pub fn plan_with<T: Element>(
+        &self,
+        device: &Device,
+        preference: Preference<'_>,
+    ) -> Result<Plan<T>> {
+        self.validate()?;
+        let (backend, explanation) = match device.cuda_device() {
+            None => (Backend::Cpu, Explanation::of_cpu(self, T::DTYPE)),
+            Some(cuda) => {
+                let Choice { spec, reason, rejected } =
+                    choose(self, T::DTYPE, Direction::Forward, &cuda.limits, preference.kernel)?;
+                let kernel = cuda.kernel(spec, preference.form)?;
+                let explanation =
+                    Explanation::of_kernel(self, &cuda.limits, &kernel, reason, rejected);
+                (Backend::Cuda { device: cuda.clone(), forward: kernel }, explanation)
+            }
+        };
+        Ok(Plan {
+            attention: *self,
+            place: device.place(),
+            backend,
+            explanation,
+            _element: PhantomData,
+        })
+    }
+}
+
+impl<T: Element> Plan<T> {
+    /// The call it was made for.
+    pub fn attention(&self) -> &Attention {
+        &self.attention
+    }
+
+    /// What will run, and why.
+    pub fn explain(&self) -> &Explanation {
+        &self.explanation
+    }
+
+    /// Bytes of workspace that each direction needs.
+    pub fn workspace(&self) -> WorkspaceBytes {
+        WorkspaceBytes::default()
+    }
+
+    /// Computes o and, where asked for, lse. On a CUDA device the work is queued on `stream`:
+    /// nothing is allocated, copied or waited for, so the call may be captured in a graph.
+    ///
+    /// # Errors
+    /// The first tensor that does not fit the call, by name; nothing is written then. A fault of
+    /// the launch, with the kernel's name.
+    pub fn run_into(
+        &self,
+        stream: &Stream,
+        inputs: Inputs<'_, T>,
+        output: &mut Output<'_, T>,
+    ) -> Result<()> {
+        let handle = stream.handle(self.place)?;
+        match &self.backend {
+            Backend::Cpu => cpu::tiled::forward(&self.attention, &inputs, output, None),
+            Backend::Cuda { device, forward } => {
+                self.check_forward(&inputs, output)?;
+                // SAFETY: the tensors were checked against the call just now, and their borrows
+                // and constructors vouch for their memory.
+                unsafe {
+                    crate::cuda::forward::launch(
+                        &self.attention,
+                        device,
+                        forward,
+                        handle,
+                        &inputs,
+                        output,
+                    )
+                }
+            }
+        }
+    }
+
+    /// Checks the tensors of a forward call that runs on a device.
+    fn check_forward(&self, inputs: &Inputs<'_, T>, output: &Output<'_, T>) -> Result<()> {
+        let [q, k, v, o] = self.attention.tensor_dims();
+        self.check("q", &inputs.q.raw, &q)?;
+        self.check("k", &inputs.k.raw, &k)?;
+        self.check("v", &inputs.v.raw, &v)?;
+        self.check("o", &output.o.raw, &o)?;
+        if let Some(lse) = &output.lse {
+            let dims = self.attention.lse_dims();
+            self.check("lse", &lse.raw, &dims)?;
+            if !lse.raw.is_contiguous() {
+                return Err(Error::argument(
+                    "lse",
+                    format!("strides {:?}", lse.strides()),
+                    "contiguous",
+                ));
+            }
+        }
+        let undeclared = [
+            ("bias", inputs.bias.is_some()),
+            ("boolean_mask", inputs.boolean_mask.is_some()),
+            ("alibi_slopes", inputs.alibi_slopes.is_some()),
+            ("sink", inputs.sink.is_some()),
+            ("key_lengths", inputs.key_lengths.is_some()),
+            ("packed", inputs.packed.is_some()),
+        ];
+        match undeclared.into_iter().find(|(_, given)| *given) {
+            None => Ok(()),
+            Some((tensor, _)) => Err(Error::Presence {
+                tensor,
+                problem: "was given, but the plan's attention does not declare it",
+            }),
+        }
+    }
+
+    fn check(&self, tensor: &'static str, raw: &Raw, dims: &[usize]) -> Result<()> {
+        if raw.dims() != dims {
+            return Err(Error::Dimensions {
+                tensor,
+                had: raw.dims().to_vec(),
+                needs: dims.to_vec(),
+            });
+        }
+        let last = dims.len() - 1;
+        if raw.strides()[last] != 1 && dims[last] > 1 {
+            return Err(Error::ChannelStride { tensor, had: raw.strides()[last] });
+        }
+        if raw.place != self.place && !raw.is_empty() {
+            return Err(Error::Placement {
+                tensor,
+                had: raw.place.to_string(),
+                needs: self.place.to_string(),
+            });
+        }
+        Ok(())
+    }
+}
