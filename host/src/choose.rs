@@ -19,6 +19,8 @@ pub struct Rejection {
 /// The chosen kernel, and what was passed over for it.
 pub(crate) struct Choice {
     pub(crate) spec: &'static KernelSpec,
+    /// What runs instead where the copy engine cannot address a tensor.
+    pub(crate) fallback: Option<&'static KernelSpec>,
     pub(crate) reason: String,
     pub(crate) rejected: Vec<Rejection>,
 }
@@ -47,9 +49,20 @@ pub(crate) fn choose(
     let Some((&spec, others)) = eligible.split_first() else {
         return Err(unsupported(attention, dtype, direction, limits, by_name, &rejected));
     };
+    let fallback = match spec.family {
+        Family::Portable => None,
+        Family::Hopper => others.iter().find(|other| other.family == Family::Portable).copied(),
+    };
     rejected.extend(others.iter().map(|other| Rejection {
         kernel: other.name,
-        reason: if (other.tile.head_dim, other.tile.value_dim)
+        reason: if other.family != spec.family {
+            match fallback {
+                Some(fallback) if fallback.name == other.name => {
+                    "runs where an address or a stride is no multiple of 16 bytes".to_owned()
+                }
+                _ => format!("would do, but {} is made for this device", spec.name),
+            }
+        } else if (other.tile.head_dim, other.tile.value_dim)
             == (spec.tile.head_dim, spec.tile.value_dim)
         {
             format!("would do, but {} needs no wider masks", spec.name)
@@ -67,12 +80,16 @@ pub(crate) fn choose(
             attention.shape.value_dim
         ),
     };
-    Ok(Choice { spec, reason, rejected })
+    Ok(Choice { spec, fallback, reason, rejected })
 }
 
-/// Smaller is better: padded channels first, then the mask class.
-fn preference(spec: &KernelSpec) -> (u32, MaskClass) {
-    (spec.tile.head_dim + spec.tile.value_dim, spec.mask)
+/// Smaller is better: the family made for the device, then padded channels, then the mask class.
+fn preference(spec: &KernelSpec) -> (u32, u32, MaskClass) {
+    let family = match spec.family {
+        Family::Hopper => 0,
+        Family::Portable => 1,
+    };
+    (family, spec.tile.head_dim + spec.tile.value_dim, spec.mask)
 }
 
 /// The mask class a call needs.
@@ -117,6 +134,7 @@ fn obstacle(
             "needs {}, the device is sm_{major}{minor}",
             match spec.family {
                 Family::Portable => "compute capability 8.0 or later",
+                Family::Hopper => "compute capability 9.0",
             }
         ));
     }

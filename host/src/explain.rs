@@ -9,9 +9,9 @@ use ferroflash_core::axes::Dtype;
 use serde::Serialize;
 
 use crate::attention::Attention;
-use crate::choose::Rejection;
+use crate::choose::Choice;
 use crate::cuda::device::Limits;
-use crate::cuda::forward::schedule;
+use crate::cuda::forward::{grid, schedule};
 use crate::cuda::kernel::Kernel;
 
 /// What a plan will do and why.
@@ -58,7 +58,7 @@ pub struct Launch {
     pub tile_reason: String,
     /// Blocks a multiprocessor holds, by shared memory and registers.
     pub blocks_per_multiprocessor: u32,
-    /// Grid over the blocks that the device holds at once.
+    /// Blocks of work over the blocks that the device holds at once.
     pub waves: f64,
     /// Workspace in bytes.
     pub workspace_bytes: usize,
@@ -86,12 +86,12 @@ impl Explanation {
         attention: &Attention,
         limits: &Limits,
         kernel: &Kernel,
-        reason: String,
-        rejected: Vec<Rejection>,
+        choice: Choice,
     ) -> Self {
         let spec = kernel.spec;
         let (flops, bytes) = work(attention, spec.dtype);
-        let grid = schedule(attention, spec, limits).blocks();
+        let schedule = schedule(attention, spec, limits);
+        let grid = grid(spec, &schedule, limits);
         let by_shared = limits.shared_bytes_per_multiprocessor / (spec.shared_bytes + 1024).max(1);
         let by_registers =
             REGISTERS_PER_MULTIPROCESSOR / (kernel.registers.next_multiple_of(8) * spec.threads);
@@ -99,7 +99,7 @@ impl Explanation {
         Self {
             device: limits.name.clone(),
             kernel: spec.name.to_owned(),
-            reason,
+            reason: choice.reason,
             dtype: spec.dtype.to_string(),
             flops,
             bytes,
@@ -114,10 +114,15 @@ impl Explanation {
                 tile: (spec.tile.q_rows, spec.tile.kv_columns),
                 tile_reason: spec.reason.to_owned(),
                 blocks_per_multiprocessor: resident,
-                waves: grid as f64 / f64::from(resident * limits.multiprocessors).max(1.0),
+                waves: schedule.blocks() as f64
+                    / f64::from(resident * limits.multiprocessors).max(1.0),
                 workspace_bytes: 0,
             }),
-            rejected: rejected.into_iter().map(|r| (r.kernel.to_owned(), r.reason)).collect(),
+            rejected: choice
+                .rejected
+                .into_iter()
+                .map(|r| (r.kernel.to_owned(), r.reason))
+                .collect(),
         }
     }
 }

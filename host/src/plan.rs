@@ -3,13 +3,15 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use ferroflash_core::axes::Direction;
+use cudarc::driver::sys::CUstream;
+use ferroflash_core::axes::{Direction, Family};
 
 use crate::attention::{Attention, Inputs, Output};
-use crate::choose::{Choice, choose};
+use crate::choose::choose;
 use crate::cpu;
 use crate::cuda::artifacts::Form;
 use crate::cuda::device::CudaDevice;
+use crate::cuda::forward::Call;
 use crate::cuda::kernel::Kernel;
 use crate::device::{Device, Stream};
 use crate::element::Element;
@@ -44,7 +46,15 @@ pub struct Plan<T> {
 
 enum Backend {
     Cpu,
-    Cuda { device: Arc<CudaDevice>, forward: Arc<Kernel> },
+    Cuda(Forward),
+}
+
+/// The forward kernel, and the one that takes over for tensors which the copy engine cannot
+/// address: their addresses and strides are known at the call only.
+struct Forward {
+    device: Arc<CudaDevice>,
+    kernel: Arc<Kernel>,
+    fallback: Option<Arc<Kernel>>,
 }
 
 impl Attention {
@@ -70,12 +80,14 @@ impl Attention {
         let (backend, explanation) = match device.cuda_device() {
             None => (Backend::Cpu, Explanation::of_cpu(self, T::DTYPE)),
             Some(cuda) => {
-                let Choice { spec, reason, rejected } =
+                let choice =
                     choose(self, T::DTYPE, Direction::Forward, &cuda.limits, preference.kernel)?;
-                let kernel = cuda.kernel(spec, preference.form)?;
-                let explanation =
-                    Explanation::of_kernel(self, &cuda.limits, &kernel, reason, rejected);
-                (Backend::Cuda { device: cuda.clone(), forward: kernel }, explanation)
+                let kernel = cuda.kernel(choice.spec, preference.form)?;
+                let fallback =
+                    choice.fallback.map(|spec| cuda.kernel(spec, preference.form)).transpose()?;
+                let explanation = Explanation::of_kernel(self, &cuda.limits, &kernel, choice);
+                let forward = Forward { device: cuda.clone(), kernel, fallback };
+                (Backend::Cuda(forward), explanation)
             }
         };
         Ok(Plan {
@@ -119,20 +131,16 @@ impl<T: Element> Plan<T> {
         let handle = stream.handle(self.place)?;
         match &self.backend {
             Backend::Cpu => cpu::tiled::forward(&self.attention, &inputs, output, None),
-            Backend::Cuda { device, forward } => {
+            Backend::Cuda(forward) => {
                 self.check_forward(&inputs, output)?;
-                // SAFETY: the tensors were checked against the call just now, and their borrows
-                // and constructors vouch for their memory.
-                unsafe {
-                    crate::cuda::forward::launch(
-                        &self.attention,
-                        device,
-                        forward,
-                        handle,
-                        &inputs,
-                        output,
-                    )
+                let shape = &self.attention.shape;
+                if shape.batch * shape.q_heads * shape.q_len == 0 {
+                    return Ok(());
                 }
+                let call = Call::new(&self.attention, &inputs, output);
+                // SAFETY: the tensors were checked against the call just now, and their borrows
+                // and constructors vouch for their memory; the stream is of the plan's device.
+                unsafe { forward.run(&call, handle) }
             }
         }
     }
@@ -192,5 +200,35 @@ impl<T: Element> Plan<T> {
             });
         }
         Ok(())
+    }
+}
+
+impl Forward {
+    /// Queues the call on `stream`.
+    ///
+    /// # Safety
+    /// As [`Call::launch_portable`].
+    unsafe fn run(&self, call: &Call<'_>, stream: CUstream) -> Result<()> {
+        let kernel = match self.kernel.spec.family {
+            Family::Portable => &self.kernel,
+            Family::Hopper => match (call.tensor_maps(self.kernel.spec), &self.fallback) {
+                (Ok(plans), _) => {
+                    // SAFETY: the caller's promise.
+                    return unsafe {
+                        call.launch_hopper(&self.device, &self.kernel, stream, &plans)
+                    };
+                }
+                (Err(_), Some(fallback)) => fallback,
+                (Err((tensor, refusal)), None) => {
+                    return Err(Error::Unsupported {
+                        what: format!("{tensor} by {}", self.kernel.spec.name),
+                        device: self.device.limits.name.clone(),
+                        reasons: refusal.reason().to_owned(),
+                    });
+                }
+            },
+        };
+        // SAFETY: the caller's promise.
+        unsafe { call.launch_portable(&self.device, kernel, stream) }
     }
 }

@@ -9,6 +9,8 @@ use core::fmt;
 pub enum Family {
     /// `mma.sync` and `cp.async`: compute capability 8.0 and later.
     Portable,
+    /// `wgmma`, the copy engine and register reallocation: compute capability 9.0 alone.
+    Hopper,
 }
 
 impl Family {
@@ -16,6 +18,7 @@ impl Family {
     pub const fn name(self) -> &'static str {
         match self {
             Family::Portable => "portable",
+            Family::Hopper => "hopper",
         }
     }
 
@@ -23,6 +26,7 @@ impl Family {
     pub const fn ptx_target(self) -> &'static str {
         match self {
             Family::Portable => "sm_80",
+            Family::Hopper => "sm_90a",
         }
     }
 
@@ -30,20 +34,23 @@ impl Family {
     pub const fn cubin_target(self) -> &'static str {
         match self {
             Family::Portable => "sm_90",
+            Family::Hopper => "sm_90a",
         }
     }
 
     /// Whether its PTX runs on compute capability `major.minor`.
-    pub const fn runs_on(self, major: u32, _minor: u32) -> bool {
+    pub const fn runs_on(self, major: u32, minor: u32) -> bool {
         match self {
             Family::Portable => major >= 8,
+            // Architecture-specific PTX is not forward compatible.
+            Family::Hopper => major == 9 && minor == 0,
         }
     }
 
     /// Whether its shipped machine code runs on compute capability `major.minor`.
     pub const fn cubin_runs_on(self, major: u32, minor: u32) -> bool {
         match self {
-            Family::Portable => major == 9 && minor == 0,
+            Family::Portable | Family::Hopper => major == 9 && minor == 0,
         }
     }
 }

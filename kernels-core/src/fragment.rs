@@ -32,11 +32,11 @@ pub const fn c_place(lane: u32, value: u32) -> Place {
     Place { row: lane / 4 + value / 2 % 2 * 8, column: value / 4 * 8 + lane % 4 * 2 + value % 2 }
 }
 
-/// Registers of f32 values that a thread holds.
+/// Registers that a thread holds: f32 values, or packed pairs of 16-bit ones as `u32`.
 ///
 /// Kernels are generic over the tile, and an array's length cannot be computed from a trait
 /// constant on stable Rust: a tiling names its arrays, and code reaches them through this.
-pub trait Fragment: Copy {
+pub trait Fragment<V: Copy = f32>: Copy {
     /// Values held.
     const LEN: usize;
     /// All values zero.
@@ -45,30 +45,36 @@ pub trait Fragment: Copy {
     ///
     /// # Safety
     /// `index < LEN`. On the device, `index` must become a constant when loops are unrolled.
-    unsafe fn at(&self, index: usize) -> f32;
+    unsafe fn at(&self, index: usize) -> V;
     /// Value `index`, to write.
     ///
     /// # Safety
     /// As [`Fragment::at`].
-    unsafe fn at_mut(&mut self, index: usize) -> &mut f32;
+    unsafe fn at_mut(&mut self, index: usize) -> &mut V;
 }
 
-impl<const N: usize> Fragment for [f32; N] {
-    const LEN: usize = N;
-    const ZERO: Self = [0.0; N];
+macro_rules! fragment {
+    ($value:ty, $zero:literal) => {
+        impl<const N: usize> Fragment<$value> for [$value; N] {
+            const LEN: usize = N;
+            const ZERO: Self = [$zero; N];
 
-    #[inline(always)]
-    unsafe fn at(&self, index: usize) -> f32 {
-        // SAFETY: the caller promises that index < N.
-        unsafe { *self.get_unchecked(index) }
-    }
+            #[inline(always)]
+            unsafe fn at(&self, index: usize) -> $value {
+                // SAFETY: the caller promises that index < N.
+                unsafe { *self.get_unchecked(index) }
+            }
 
-    #[inline(always)]
-    unsafe fn at_mut(&mut self, index: usize) -> &mut f32 {
-        // SAFETY: the caller promises that index < N.
-        unsafe { self.get_unchecked_mut(index) }
-    }
+            #[inline(always)]
+            unsafe fn at_mut(&mut self, index: usize) -> &mut $value {
+                // SAFETY: the caller promises that index < N.
+                unsafe { self.get_unchecked_mut(index) }
+            }
+        }
+    };
 }
+fragment!(f32, 0.0);
+fragment!(u32, 0);
 
 #[cfg(test)]
 mod tests {

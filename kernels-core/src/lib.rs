@@ -14,6 +14,7 @@
 //! | [`table`] | every kernel there is, once |
 //! | [`schedule`] | block index ↔ the work that block owns |
 //! | [`fragment`], [`swizzle`] | which lane holds which element; where a tile's bytes lie |
+//! | [`tensor_map`] | what the copy engine is told of a tensor, and when it cannot be |
 //! | [`row_state`] | the mergeable softmax state (row maximum, row sum, numerator) |
 //! | [`philox`], [`dropout`] | the random generator; which probabilities a dropout mask keeps |
 //! | [`params`] | the structures passed to kernels by value |
@@ -29,6 +30,7 @@ pub mod schedule;
 pub mod shape;
 pub mod swizzle;
 pub mod table;
+pub mod tensor_map;
 pub mod tile;
 pub mod tilings;
 pub mod visibility;

@@ -34,6 +34,15 @@ impl ForwardSchedule {
         self.q_blocks as u64 * self.batch_heads as u64
     }
 
+    /// The index of the work that a persistent block takes in its `turn`-th turn, where `blocks`
+    /// run. Every turn deals one work to each block; where lengths descend, every other turn deals
+    /// backwards, so that no block always gets the longest.
+    #[inline(always)]
+    pub const fn dealt(&self, turn: u32, block: u32, blocks: u32) -> u32 {
+        let backwards = self.longest_first != 0 && turn % 2 == 1;
+        turn * blocks + if backwards { blocks - 1 - block } else { block }
+    }
+
     /// The work of block `index < self.blocks()`.
     #[inline(always)]
     pub const fn work(&self, index: u32) -> ForwardWork {
@@ -81,6 +90,20 @@ mod tests {
     use std::vec;
 
     proptest! {
+        #[test]
+        fn every_work_is_dealt_once(
+            blocks in 1..20_u32, turns in 1..9_u32, longest_first in 0..2_u32,
+        ) {
+            let schedule = ForwardSchedule { q_blocks: 1, batch_heads: 1, section: 1, longest_first };
+            let mut dealt = vec![0; (blocks * turns) as usize];
+            for turn in 0..turns {
+                for block in 0..blocks {
+                    dealt[schedule.dealt(turn, block, blocks) as usize] += 1;
+                }
+            }
+            prop_assert!(dealt.iter().all(|count| *count == 1));
+        }
+
         #[test]
         fn every_query_block_has_one_owner(
             q_blocks in 1..20_u32, batch_heads in 1..30_u32, section in 1..40_u32,

@@ -6,7 +6,7 @@
 //! drift from the kernel, and a row that names what does not exist does not compile.
 
 use crate::axes::{Direction, Dtype, Element, Family, MaskClass, MaskKind};
-use crate::tile::{SharedPlan, TileShape, Tiling};
+use crate::tile::{SharedPlan, TileShape, Tiling, WARPGROUP_WARPS};
 
 /// One row of the table, as the host sees it.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +31,8 @@ pub struct KernelSpec {
     pub blocks_per_sm: u32,
     /// Dynamic shared memory of a block, in bytes.
     pub shared_bytes: u32,
+    /// Whether its warpgroups take turns at issuing products.
+    pub ping_pong: bool,
 }
 
 impl KernelSpec {
@@ -44,6 +46,11 @@ impl KernelSpec {
             (Family::Portable, Direction::Forward) => {
                 (T::SHAPE.warps * 32, SharedPlan::portable_forward(T::SHAPE).bytes)
             }
+            // One more warpgroup produces.
+            (Family::Hopper, Direction::Forward) => (
+                (T::SHAPE.warps + WARPGROUP_WARPS) * 32,
+                SharedPlan::hopper_forward(T::SHAPE).bytes,
+            ),
         };
         Self {
             name,
@@ -56,6 +63,7 @@ impl KernelSpec {
             threads,
             blocks_per_sm: T::BLOCKS_PER_SM,
             shared_bytes,
+            ping_pong: T::PING_PONG,
         }
     }
 
@@ -69,14 +77,41 @@ impl KernelSpec {
                 let output = tile.value_dim / 8 * (tile.kv_columns / 16);
                 tile.row_tiles() * (scores + output)
             }
+            // Each product is written twice, around and in the loop, and once more in the loop of
+            // the tiles that need a mask where there is one.
+            (Family::Hopper, Direction::Forward) => {
+                let copies = match self.mask {
+                    MaskClass::Full => 2,
+                    MaskClass::Causal => 3,
+                };
+                copies * (tile.head_dim / 16 + tile.kv_columns / 16)
+            }
         }
     }
 
-    /// Block-wide barriers in the body.
+    /// Barriers in the body, block-wide and named.
     pub const fn barriers(&self) -> u32 {
         match (self.family, self.direction) {
             // One a K/V tile; two around the staging of the output.
             (Family::Portable, Direction::Forward) => 3,
+            // At the start, around turning the queries' sign, before the output is copied out; and
+            // for the turns, one before the first and a pair in each loop.
+            (Family::Hopper, Direction::Forward) => {
+                let loops = match self.mask {
+                    MaskClass::Full => 1,
+                    MaskClass::Causal => 2,
+                };
+                if self.ping_pong { 4 + 2 * loops } else { 3 }
+            }
+        }
+    }
+
+    /// Alignment of the parameter structure in bytes: tensor maps by value need 64, which the build
+    /// writes into the PTX, since rustc can't.
+    pub const fn parameter_alignment(&self) -> u32 {
+        match self.family {
+            Family::Portable => 8,
+            Family::Hopper => 64,
         }
     }
 }
@@ -119,6 +154,34 @@ macro_rules! kernel_table {
             portable_forward_d64x256_bf16_causal = Portable Forward<Portable64x256, Bf16, Causal>;
             portable_forward_d64x256_f16_full = Portable Forward<Portable64x256, F16, Full>;
             portable_forward_d64x256_f16_causal = Portable Forward<Portable64x256, F16, Causal>;
+            hopper_forward_d64_bf16_full = Hopper Forward<Hopper64, Bf16, Full>;
+            hopper_forward_d64_bf16_causal = Hopper Forward<Hopper64, Bf16, Causal>;
+            hopper_forward_d64_f16_full = Hopper Forward<Hopper64, F16, Full>;
+            hopper_forward_d64_f16_causal = Hopper Forward<Hopper64, F16, Causal>;
+            hopper_forward_d96_bf16_full = Hopper Forward<Hopper96, Bf16, Full>;
+            hopper_forward_d96_bf16_causal = Hopper Forward<Hopper96, Bf16, Causal>;
+            hopper_forward_d96_f16_full = Hopper Forward<Hopper96, F16, Full>;
+            hopper_forward_d96_f16_causal = Hopper Forward<Hopper96, F16, Causal>;
+            hopper_forward_d128_bf16_full = Hopper Forward<Hopper128, Bf16, Full>;
+            hopper_forward_d128_bf16_causal = Hopper Forward<Hopper128Causal, Bf16, Causal>;
+            hopper_forward_d128_f16_full = Hopper Forward<Hopper128, F16, Full>;
+            hopper_forward_d128_f16_causal = Hopper Forward<Hopper128Causal, F16, Causal>;
+            hopper_forward_d192_bf16_full = Hopper Forward<Hopper192, Bf16, Full>;
+            hopper_forward_d192_bf16_causal = Hopper Forward<Hopper192, Bf16, Causal>;
+            hopper_forward_d192_f16_full = Hopper Forward<Hopper192, F16, Full>;
+            hopper_forward_d192_f16_causal = Hopper Forward<Hopper192, F16, Causal>;
+            hopper_forward_d256_bf16_full = Hopper Forward<Hopper256, Bf16, Full>;
+            hopper_forward_d256_bf16_causal = Hopper Forward<Hopper256, Bf16, Causal>;
+            hopper_forward_d256_f16_full = Hopper Forward<Hopper256, F16, Full>;
+            hopper_forward_d256_f16_causal = Hopper Forward<Hopper256, F16, Causal>;
+            hopper_forward_d192x128_bf16_full = Hopper Forward<Hopper192x128, Bf16, Full>;
+            hopper_forward_d192x128_bf16_causal = Hopper Forward<Hopper192x128, Bf16, Causal>;
+            hopper_forward_d192x128_f16_full = Hopper Forward<Hopper192x128, F16, Full>;
+            hopper_forward_d192x128_f16_causal = Hopper Forward<Hopper192x128, F16, Causal>;
+            hopper_forward_d64x256_bf16_full = Hopper Forward<Hopper64x256, Bf16, Full>;
+            hopper_forward_d64x256_bf16_causal = Hopper Forward<Hopper64x256, Bf16, Causal>;
+            hopper_forward_d64x256_f16_full = Hopper Forward<Hopper64x256, F16, Full>;
+            hopper_forward_d64x256_f16_causal = Hopper Forward<Hopper64x256, F16, Causal>;
         }
     };
 }

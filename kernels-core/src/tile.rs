@@ -8,6 +8,10 @@ use crate::swizzle::PanelLayout;
 
 /// Rows of the score matrix a warp's `mma` covers at a time.
 pub const MMA_ROWS: u32 = 16;
+/// Warps of a warpgroup.
+pub const WARPGROUP_WARPS: u32 = 4;
+/// Rows of the score matrix that a warpgroup's `wgmma` covers.
+pub const WARPGROUP_ROWS: u32 = 64;
 /// Every tile starts at a multiple of this, as swizzled copies and `wgmma` operands require.
 pub const TILE_ALIGNMENT: u32 = 1024;
 
@@ -69,6 +73,32 @@ impl TileShape {
         (self.rows_per_warp() * self.value_dim / 32) as usize
     }
 
+    /// Warpgroups that own query rows; four consecutive warps are one.
+    pub const fn warpgroups(&self) -> u32 {
+        self.warps / WARPGROUP_WARPS
+    }
+
+    /// Layout of the Q rows of one warpgroup, a box of the copy engine.
+    pub const fn warpgroup_q_layout(&self) -> PanelLayout {
+        PanelLayout { rows: WARPGROUP_ROWS, columns: self.head_dim }
+    }
+
+    /// Layout of the output rows of one warpgroup, a box of the copy engine.
+    pub const fn warpgroup_o_layout(&self) -> PanelLayout {
+        PanelLayout { rows: WARPGROUP_ROWS, columns: self.value_dim }
+    }
+
+    /// Warpgroups whose output rows one V slot holds.
+    pub const fn outputs_per_turn(&self) -> u32 {
+        let fit = self.kv_columns / WARPGROUP_ROWS;
+        if fit < self.warpgroups() { fit } else { self.warpgroups() }
+    }
+
+    /// Turns in the V ring that the output rows of all warpgroups take.
+    pub const fn output_turns(&self) -> u32 {
+        self.warpgroups().div_ceil(self.outputs_per_turn())
+    }
+
     /// Blocks of query rows of a sequence of `q_len` rows.
     pub const fn q_blocks(&self, q_len: usize) -> usize {
         q_len.div_ceil(self.q_rows as usize)
@@ -90,6 +120,8 @@ pub struct SharedPlan {
     pub v_stage: u32,
     /// The output tile; it takes the place of what the last key tile has done with.
     pub o: u32,
+    /// The transaction barriers, 8 bytes each; see [`HopperBarriers`].
+    pub barriers: u32,
     /// Bytes of the whole plan.
     pub bytes: u32,
 }
@@ -105,7 +137,61 @@ impl SharedPlan {
         let v_stage = aligned(tile.v_layout().bytes());
         let bytes = v + v_stage * tile.stages;
         assert!(tile.o_layout().bytes() <= bytes, "the output tile fits where the inputs lay");
-        Self { q, k, k_stage, v, v_stage, o: 0, bytes }
+        Self { q, k, k_stage, v, v_stage, o: 0, barriers: bytes, bytes }
+    }
+
+    /// The hopper forward: the Q rows of each warpgroup, the K ring, the V ring, the barriers. The
+    /// output tile takes turns in the V ring; see [`TileShape::output_turns`].
+    pub const fn hopper_forward(tile: TileShape) -> Self {
+        let q = 0;
+        let k = q + tile.warpgroups() * aligned(tile.warpgroup_q_layout().bytes());
+        let k_stage = aligned(tile.k_layout().bytes());
+        let v = k + k_stage * tile.stages;
+        let v_stage = aligned(tile.v_layout().bytes());
+        let barriers = v + v_stage * tile.stages;
+        let bytes = barriers + HopperBarriers::of(tile).count * 8;
+        assert!(bytes <= HOPPER_SHARED_BYTES, "the plan exceeds a block's shared memory");
+        Self { q, k, k_stage, v, v_stage, o: v, barriers, bytes }
+    }
+}
+
+/// Shared memory that a block may have on compute capability 9.0: 227 KB.
+pub const HOPPER_SHARED_BYTES: u32 = 232_448;
+
+/// Numbers of the transaction barriers of a hopper forward block: a full and an empty one for each
+/// warpgroup's Q rows and for each slot of the K and V rings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HopperBarriers {
+    /// First of the Q barriers, one a warpgroup: the rows have arrived.
+    pub q_full: u32,
+    /// The rows may be overwritten.
+    pub q_empty: u32,
+    /// First of the K barriers, one a slot: the tile has arrived.
+    pub k_full: u32,
+    /// Every warpgroup has read the tile.
+    pub k_empty: u32,
+    /// First of the V barriers, one a slot: the tile has arrived, or the slot is the output's.
+    pub v_full: u32,
+    /// Every warpgroup has read the tile, and the output has been copied out.
+    pub v_empty: u32,
+    /// Barriers in all.
+    pub count: u32,
+}
+
+impl HopperBarriers {
+    /// The barriers of a tile.
+    pub const fn of(tile: TileShape) -> Self {
+        let (warpgroups, stages) = (tile.warpgroups(), tile.stages);
+        let k_full = 2 * warpgroups;
+        Self {
+            q_full: 0,
+            q_empty: warpgroups,
+            k_full,
+            k_empty: k_full + stages,
+            v_full: k_full + 2 * stages,
+            v_empty: k_full + 3 * stages,
+            count: k_full + 4 * stages,
+        }
     }
 }
 
@@ -121,6 +207,9 @@ pub trait Tiling {
     const BLOCKS_PER_SM: u32;
     /// Why these sizes.
     const REASON: &'static str;
+    /// Whether the warpgroups take turns at issuing products, so that one's products run under
+    /// another's softmax.
+    const PING_PONG: bool = false;
     /// A thread's share of the scores, [`TileShape::score_values`] long.
     type Scores: Fragment;
     /// A thread's share of the output, [`TileShape::output_values`] long.
@@ -134,4 +223,42 @@ pub trait Tiling {
         assert!(Self::SHAPE.head_dim.is_multiple_of(32));
         assert!(Self::SHAPE.value_dim.is_multiple_of(32));
     };
+}
+
+/// What the hopper kernels need to know beyond the tile.
+pub trait HopperTiling: Tiling {
+    /// A thread's probabilities, packed in pairs: half as many registers as scores.
+    type Packed: Fragment<u32>;
+    /// Whether the output is rescaled while the next scores are multiplied, before its product is
+    /// issued, rather than after: where it is wide, that hides the multiplications.
+    const RESCALE_EARLY: bool;
+    /// Holds when the fragments have the lengths that the shape implies.
+    const HOPPER_CHECKED: () = {
+        assert!(Self::Packed::LEN * 2 == Self::SHAPE.score_values());
+        assert!(Self::SHAPE.q_rows == Self::SHAPE.warpgroups() * WARPGROUP_ROWS);
+        assert!(Self::SHAPE.kv_columns >= WARPGROUP_ROWS && Self::SHAPE.kv_columns <= 256);
+        assert!(Self::SHAPE.stages >= 2 && Self::SHAPE.warpgroups() <= 3);
+        // A slot that two of the output's turns share would be waited for by its own holder.
+        assert!(Self::SHAPE.output_turns() <= Self::SHAPE.stages);
+    };
+}
+
+/// Registers of a thread before and after the warpgroups have divided them anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegisterSplit {
+    /// Of a thread of the producing warpgroup.
+    pub producer: u32,
+    /// Of a thread of a consuming warpgroup.
+    pub consumer: u32,
+}
+
+impl RegisterSplit {
+    /// The split among one producing and `warpgroups` consuming warpgroups: a multiprocessor has
+    /// 65,536 registers, and `setmaxnreg` deals in eights.
+    pub const fn of(warpgroups: u32) -> Self {
+        match warpgroups {
+            1 | 2 => Self { producer: 24, consumer: 240 },
+            _ => Self { producer: 32, consumer: 160 },
+        }
+    }
 }

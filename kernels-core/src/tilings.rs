@@ -7,7 +7,7 @@
 //! output accumulator leaves room for 16 rows only. All plans stay within 101,376 bytes, what a
 //! block may have on compute capability 8.6 and 8.9.
 
-use crate::tile::{TileShape, Tiling};
+use crate::tile::{HopperTiling, TileShape, Tiling};
 
 macro_rules! tilings {
     ($($name:ident: $rows:literal x $keys:literal, dims $dim:literal $value_dim:literal,
@@ -54,4 +54,62 @@ tilings! {
         "The output is 128 wide, so 32 rows a warp fit; 32 keys keep two stages in 88 KB.";
     Portable64x256: 64 x 64, dims 64 256, warps 4, stages 2, blocks 2,
         "16 rows a warp for 128 output values; the narrow K leaves 64 keys a tile in 88 KB.";
+}
+
+macro_rules! hopper_tilings {
+    ($($name:ident: $rows:literal x $keys:literal, dims $dim:literal $value_dim:literal,
+       stages $stages:literal, ping_pong $ping_pong:literal, rescale_early $early:literal,
+       $reason:literal;)*) => {
+        $(
+            #[doc = $reason]
+            #[derive(Clone, Copy, Debug)]
+            pub struct $name;
+
+            impl Tiling for $name {
+                const SHAPE: TileShape = TileShape {
+                    q_rows: $rows,
+                    kv_columns: $keys,
+                    head_dim: $dim,
+                    value_dim: $value_dim,
+                    warps: $rows / 16,
+                    stages: $stages,
+                };
+                const BLOCKS_PER_SM: u32 = 1;
+                const PING_PONG: bool = $ping_pong;
+                const REASON: &'static str = $reason;
+                type Scores = [f32; $keys / 2];
+                type Output = [f32; $value_dim / 2];
+            }
+
+            impl HopperTiling for $name {
+                type Packed = [u32; $keys / 4];
+                const RESCALE_EARLY: bool = $early;
+            }
+
+            const _: () = $name::CHECKED;
+            const _: () = $name::HOPPER_CHECKED;
+        )*
+    };
+}
+
+// A warpgroup owns 64 rows. Its threads hold keys / 2 scores, keys / 4 packed probabilities and
+// D̂v / 2 output values: about 200 of 240 registers where two warpgroups consume, 130 of 160 where
+// three do. The number of keys then fills what shared memory (227 KB) leaves.
+hopper_tilings! {
+    Hopper64: 192 x 128, dims 64 64, stages 3, ping_pong true, rescale_early false,
+        "Exponentials cost as much as products: three warpgroups keep both units busy.";
+    Hopper96: 128 x 192, dims 96 96, stages 2, ping_pong true, rescale_early false,
+        "96 + 48 + 48 registers; 168 KB.";
+    Hopper128: 128 x 176, dims 128 128, stages 2, ping_pong true, rescale_early false,
+        "88 + 44 + 64 registers; 208 KB; wide tiles amortise the rescaling.";
+    Hopper128Causal: 128 x 128, dims 128 128, stages 2, ping_pong true, rescale_early false,
+        "As many keys as rows, so that the diagonal wastes least.";
+    Hopper192: 128 x 112, dims 192 192, stages 2, ping_pong false, rescale_early true,
+        "96 output values, 56 + 28 for the scores; 216 KB.";
+    Hopper192x128: 128 x 128, dims 192 128, stages 2, ping_pong true, rescale_early false,
+        "64 output values; the wide K leaves 128 keys in 208 KB.";
+    Hopper64x256: 128 x 96, dims 64 256, stages 2, ping_pong false, rescale_early true,
+        "128 output values and 48 + 24 for the scores.";
+    Hopper256: 128 x 80, dims 256 256, stages 2, ping_pong true, rescale_early true,
+        "128 output values and 40 + 20 for the scores; 224 KB.";
 }

@@ -65,6 +65,27 @@ macro_rules! entry {
                 ferroflash_core::axes::$mask,
             >;
     };
+    ($name:ident Hopper Forward $tiling:ident $element:ident $mask:ident) => {
+        #[cfg(all(target_arch = "nvptx64", feature = "hopper"))]
+        #[doc(hidden)]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(
+            params: ferroflash_core::params::HopperForwardParams,
+        ) {
+            forward::hopper::block::<
+                ferroflash_core::tilings::$tiling,
+                ferroflash_core::axes::$element,
+                ferroflash_core::axes::$mask,
+            >(&params, parameter_address!($name))
+        }
+        #[cfg(not(target_arch = "nvptx64"))]
+        const _: unsafe fn(&ferroflash_core::params::HopperForwardParams, u64) =
+            forward::hopper::block::<
+                ferroflash_core::tilings::$tiling,
+                ferroflash_core::axes::$element,
+                ferroflash_core::axes::$mask,
+            >;
+    };
 }
 
 ferroflash_core::kernel_table!(entries);

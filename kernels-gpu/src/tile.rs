@@ -4,7 +4,7 @@ use ferroflash_core::params::DeviceTensor;
 use ferroflash_core::swizzle::{CHUNK_BYTES, CHUNK_ELEMENTS, PanelLayout};
 
 use crate::ptx::async_copy::{cp_async_4, cp_async_8, cp_async_16};
-use crate::ptx::matrix::{ldmatrix_x4, ldmatrix_x4_trans};
+use crate::ptx::matrix::{ldmatrix_x4, ldmatrix_x4_trans, stmatrix_x4};
 use crate::ptx::memory::{
     load_global_u16, load_shared_u16, load_shared_v4, store_global_u16, store_global_v4,
     store_shared_u16,
@@ -246,5 +246,14 @@ impl LaneAddress {
     #[inline(always)]
     pub unsafe fn load_transposed(self, layout: &PanelLayout, row: u32, column: u32) -> [u32; 4] {
         ldmatrix_x4_trans(self.block(layout, row, column))
+    }
+
+    /// `stmatrix` of the 16×16 block at (`row`, `column`), as [`LaneAddress::load`] would read it.
+    ///
+    /// # Safety
+    /// As [`LaneAddress::load`]; the block is the warp's to write.
+    #[inline(always)]
+    pub unsafe fn store(self, layout: &PanelLayout, row: u32, column: u32, values: [u32; 4]) {
+        stmatrix_x4(self.block(layout, row, column), values);
     }
 }

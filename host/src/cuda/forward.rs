@@ -1,13 +1,16 @@
-//! The forward call on a device: from a validated call to one launch.
+//! The forward call on a device: from checked tensors to one launch.
 
 use cudarc::driver::sys;
-use ferroflash_core::params::{DeviceTensor, PortableForwardParams};
+use ferroflash_core::axes::{Dtype, Family};
+use ferroflash_core::params::{DeviceTensor, HopperForwardParams, PortableForwardParams, scales};
 use ferroflash_core::schedule::ForwardSchedule;
 use ferroflash_core::shape::Strides;
 use ferroflash_core::table::KernelSpec;
+use ferroflash_core::tensor_map::{MapRefusal, TensorMapPlan, hopper_forward_boxes};
 
 use super::device::{CudaDevice, Limits};
 use super::kernel::Kernel;
+use super::tensor_map;
 use crate::attention::{Attention, Inputs, Output};
 use crate::element::Element;
 use crate::error::Result;
@@ -27,7 +30,11 @@ pub(crate) fn schedule(
     let channels = (shape.head_dim + shape.value_dim) as u64;
     let bytes_per_head =
         shape.kv_len as u64 * channels * spec.dtype.bytes() as u64 / shape.group().max(1) as u64;
-    let cache = limits.l2_bytes * CACHE_SHARE.0 / CACHE_SHARE.1;
+    let cache = match spec.family {
+        Family::Portable => limits.l2_bytes * CACHE_SHARE.0 / CACHE_SHARE.1,
+        // Persistent blocks share a head's K and V best while they are at work on it together.
+        Family::Hopper => 0,
+    };
     ForwardSchedule {
         q_blocks: spec.tile.q_blocks(shape.q_len) as u32,
         batch_heads,
@@ -36,50 +43,146 @@ pub(crate) fn schedule(
     }
 }
 
-/// Launches the forward kernel.
-///
-/// # Safety
-/// The tensors are valid on the device until the launch has completed on `stream`, which belongs to
-/// the device's context, and have the dimensions that `attention` implies.
-pub(crate) unsafe fn launch<T: Element>(
-    attention: &Attention,
-    device: &CudaDevice,
-    kernel: &Kernel,
-    stream: sys::CUstream,
-    inputs: &Inputs<'_, T>,
-    output: &Output<'_, T>,
-) -> Result<()> {
-    let shape = &attention.shape;
-    let schedule = schedule(attention, kernel.spec, &device.limits);
-    if schedule.blocks() == 0 {
-        return Ok(());
-    }
-    let (query_sign, scale, scale_log2) = PortableForwardParams::scales(attention.scale_factor());
-    let params = PortableForwardParams {
-        q: device_tensor::<T>(&inputs.q.raw),
-        k: device_tensor::<T>(&inputs.k.raw),
-        v: device_tensor::<T>(&inputs.v.raw),
-        o: device_tensor::<T>(&output.o.raw),
-        lse: output.lse.as_ref().map_or(0, |lse| lse.raw.address as u64),
-        schedule,
-        visibility: attention.mask.visibility(shape.q_len, shape.kv_len),
-        q_heads: shape.q_heads as u32,
-        group: shape.group() as u32,
-        scale,
-        scale_log2,
-        query_sign,
-    };
-    // SAFETY: these are the parameters of a portable forward kernel; the rest is the caller's
-    // promise. The planner checked that the blocks fit the grid.
-    unsafe { kernel.launch(device, stream, schedule.blocks() as u32, &params) }
+/// A forward call with its tensors, checked against each other.
+pub(crate) struct Call<'a> {
+    pub(crate) attention: &'a Attention,
+    pub(crate) dtype: Dtype,
+    pub(crate) q: &'a Raw,
+    pub(crate) k: &'a Raw,
+    pub(crate) v: &'a Raw,
+    pub(crate) o: &'a Raw,
+    /// Address of lse, or 0.
+    pub(crate) lse: u64,
 }
 
-/// A `[batch, row, head, channel]` tensor as kernels take it.
-fn device_tensor<T: Element>(raw: &Raw) -> DeviceTensor {
-    let (dims, strides) = (raw.dims(), raw.strides());
-    let size = size_of::<T>();
-    let stride = |axis: usize| if dims[axis] > 1 { strides[axis] } else { 0 };
-    let strides = Strides { batch: stride(0), row: stride(1), head: stride(2) };
+impl<'a> Call<'a> {
+    pub(crate) fn new<T: Element>(
+        attention: &'a Attention,
+        inputs: &'a Inputs<'_, T>,
+        output: &'a Output<'_, T>,
+    ) -> Self {
+        Self {
+            attention,
+            dtype: T::DTYPE,
+            q: &inputs.q.raw,
+            k: &inputs.k.raw,
+            v: &inputs.v.raw,
+            o: &output.o.raw,
+            lse: output.lse.as_ref().map_or(0, |lse| lse.raw.address as u64),
+        }
+    }
+
+    /// What the copy engine is told of q, k, v and o, or the tensor that it cannot address and why.
+    pub(crate) fn tensor_maps(
+        &self,
+        spec: &KernelSpec,
+    ) -> std::result::Result<[TensorMapPlan; 4], (&'static str, MapRefusal)> {
+        let boxes = hopper_forward_boxes(&spec.tile);
+        let plan = |name, raw: &Raw, panel| {
+            let dims = [raw.dims()[0], raw.dims()[1], raw.dims()[2], raw.dims()[3]];
+            TensorMapPlan::new(raw.address as u64, dims, strides(raw), panel)
+                .map_err(|refusal| (name, refusal))
+        };
+        Ok([
+            plan("q", self.q, boxes[0])?,
+            plan("k", self.k, boxes[1])?,
+            plan("v", self.v, boxes[2])?,
+            plan("o", self.o, boxes[3])?,
+        ])
+    }
+
+    /// Launches `kernel`, of any family that needs no tensor maps.
+    ///
+    /// # Safety
+    /// The tensors are valid on the device until the launch has completed on `stream`, which
+    /// belongs to the device's context.
+    pub(crate) unsafe fn launch_portable(
+        &self,
+        device: &CudaDevice,
+        kernel: &Kernel,
+        stream: sys::CUstream,
+    ) -> Result<()> {
+        let shape = &self.attention.shape;
+        let schedule = schedule(self.attention, kernel.spec, &device.limits);
+        let (query_sign, scale, scale_log2) = scales(self.attention.scale_factor());
+        let size = self.dtype.bytes();
+        let params = PortableForwardParams {
+            q: device_tensor(self.q, size),
+            k: device_tensor(self.k, size),
+            v: device_tensor(self.v, size),
+            o: device_tensor(self.o, size),
+            lse: self.lse,
+            schedule,
+            visibility: self.attention.mask.visibility(shape.q_len, shape.kv_len),
+            q_heads: shape.q_heads as u32,
+            group: shape.group() as u32,
+            scale,
+            scale_log2,
+            query_sign,
+        };
+        // SAFETY: these are the parameters of a portable forward kernel; the rest is the caller's
+        // promise. The planner checked that the blocks fit the grid.
+        unsafe { kernel.launch(device, stream, schedule.blocks() as u32, &params) }
+    }
+
+    /// Launches `kernel`, of the hopper family, with the plans that [`Self::tensor_maps`] made.
+    ///
+    /// # Safety
+    /// As [`Self::launch_portable`].
+    pub(crate) unsafe fn launch_hopper(
+        &self,
+        device: &CudaDevice,
+        kernel: &Kernel,
+        stream: sys::CUstream,
+        plans: &[TensorMapPlan; 4],
+    ) -> Result<()> {
+        let shape = &self.attention.shape;
+        let schedule = schedule(self.attention, kernel.spec, &device.limits);
+        let (query_sign, scale, scale_log2) = scales(self.attention.scale_factor());
+        let map = |raw: &Raw, plan| {
+            tensor_map::encode(kernel.spec.name, raw.address as u64, plan, self.dtype)
+        };
+        let params = HopperForwardParams {
+            maps: [
+                map(self.q, &plans[0])?,
+                map(self.k, &plans[1])?,
+                map(self.v, &plans[2])?,
+                map(self.o, &plans[3])?,
+            ],
+            lse: self.lse,
+            schedule,
+            visibility: self.attention.mask.visibility(shape.q_len, shape.kv_len),
+            q_heads: shape.q_heads as u32,
+            group: shape.group() as u32,
+            axes: [plans[0].axes, plans[1].axes, plans[2].axes],
+            scale,
+            scale_log2,
+            query_sign,
+        };
+        let blocks = grid(kernel.spec, &schedule, &device.limits);
+        // SAFETY: these are the parameters of a hopper forward kernel; the rest is the caller's
+        // promise.
+        unsafe { kernel.launch(device, stream, blocks as u32, &params) }
+    }
+}
+
+/// Blocks that a kernel is launched with: persistent ones fill the device once.
+pub(crate) fn grid(spec: &KernelSpec, schedule: &ForwardSchedule, limits: &Limits) -> u64 {
+    match spec.family {
+        Family::Portable => schedule.blocks(),
+        Family::Hopper => schedule.blocks().min(u64::from(limits.multiprocessors)),
+    }
+}
+
+/// Strides of a `[batch, row, head, channel]` tensor; 0 along an axis of one element.
+fn strides(raw: &Raw) -> Strides {
+    let stride = |axis: usize| if raw.dims()[axis] > 1 { raw.strides()[axis] } else { 0 };
+    Strides { batch: stride(0), row: stride(1), head: stride(2) }
+}
+
+/// A `[batch, row, head, channel]` tensor of `size`-byte elements as kernels take it.
+fn device_tensor(raw: &Raw, size: usize) -> DeviceTensor {
+    let strides = strides(raw);
     let aligned = [strides.batch, strides.row, strides.head]
         .iter()
         .map(|stride| (*stride as u64).wrapping_mul(size as u64))
@@ -88,7 +191,7 @@ fn device_tensor<T: Element>(raw: &Raw) -> DeviceTensor {
     DeviceTensor {
         address: raw.address as u64,
         strides,
-        channels: dims[3] as u32,
+        channels: raw.dims()[3] as u32,
         access_bytes: 1 << aligned.trailing_zeros().min(4),
     }
 }
@@ -111,7 +214,7 @@ mod tests {
                     Place::Cuda(0),
                 )
             };
-            device_tensor::<bf16>(&tensor.unwrap().raw).access_bytes
+            device_tensor(&tensor.unwrap().raw, 2).access_bytes
         };
         assert_eq!(access(4096, [4800, 1600, 40, 1]), 16);
         assert_eq!(access(4096 + 8, [4800, 1600, 40, 1]), 8);

@@ -8,3 +8,4 @@ pub(crate) mod device;
 pub(crate) mod driver;
 pub(crate) mod forward;
 pub(crate) mod kernel;
+pub(crate) mod tensor_map;

@@ -12,7 +12,7 @@ use crate::ptx::warp::shuffle_xor;
 
 /// Beyond this magnitude of `row_max · scale_log2`, the rounding of that product no longer vanishes
 /// in a 16-bit probability: at 512 it is 2⁻¹⁵, well under half a unit of binary16 at 1.
-const LARGE_OFFSET: f32 = 512.0;
+pub(super) const LARGE_OFFSET: f32 = 512.0;
 
 /// The softmax state of the rows a thread holds parts of: two a row tile, two row tiles at most.
 #[derive(Clone, Copy)]

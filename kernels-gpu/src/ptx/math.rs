@@ -45,3 +45,15 @@ pub fn log2(x: f32) -> f32 {
     }
     logarithm
 }
+
+/// `rcp.approx.ftz.f32` (PTX ISA, "rcp"): `1 / x` within 1 unit in the last place; exactly 1 for 1.
+#[inline(always)]
+pub fn reciprocal(x: f32) -> f32 {
+    let inverse: f32;
+    // SAFETY: a pure function of registers.
+    unsafe {
+        ptx_asm!("rcp.approx.ftz.f32 {0}, {1};", out(reg32) inverse, in(reg32) x,
+            options(pure, nomem, nostack));
+    }
+    inverse
+}

@@ -75,3 +75,15 @@ pub unsafe fn ldmatrix_x4_trans(address: u32) -> [u32; 4] {
         options(nostack));
     [a, b, c, d]
 }
+
+/// `stmatrix.sync.aligned.m8n8.x4.shared.b16` (PTX ISA, "stmatrix"): the inverse of
+/// [`ldmatrix_x4`].
+///
+/// # Safety
+/// As [`ldmatrix_x4`], and the 16 bytes at `address` are this lane's to write.
+#[inline(always)]
+pub unsafe fn stmatrix_x4(address: u32, values: [u32; 4]) {
+    ptx_asm!("stmatrix.sync.aligned.m8n8.x4.shared.b16 [{0}], {{{1}, {2}, {3}, {4}}};",
+        in(reg32) address, in(reg32) values[0], in(reg32) values[1], in(reg32) values[2],
+        in(reg32) values[3], options(nostack));
+}

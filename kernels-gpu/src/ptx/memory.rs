@@ -76,6 +76,17 @@ pub unsafe fn store_shared_u32(address: u32, value: u32) {
     ptx_asm!("st.shared.u32 [{0}], {1};", in(reg32) address, in(reg32) value, options(nostack));
 }
 
+/// `st.shared.v4.u32` (PTX ISA, "st"): 16 bytes.
+///
+/// # Safety
+/// `address` is aligned to 16, inside the block's shared memory and this thread's to write.
+#[inline(always)]
+pub unsafe fn store_shared_v4(address: u32, value: [u32; 4]) {
+    ptx_asm!("st.shared.v4.u32 [{0}], {{{1}, {2}, {3}, {4}}};", in(reg32) address,
+        in(reg32) value[0], in(reg32) value[1], in(reg32) value[2], in(reg32) value[3],
+        options(nostack));
+}
+
 /// `ld.shared.u16` (PTX ISA, "ld").
 ///
 /// # Safety

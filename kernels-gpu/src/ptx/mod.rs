@@ -25,9 +25,13 @@ pub mod async_copy;
 pub mod convert;
 pub mod math;
 pub mod matrix;
+pub mod mbarrier;
 pub mod memory;
+pub mod registers;
 pub mod thread;
+pub mod tma;
 pub mod warp;
+pub mod wgmma;
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub(crate) fn not_on_host() -> ! {

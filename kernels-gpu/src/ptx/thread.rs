@@ -20,6 +20,16 @@ pub fn block_idx_x() -> u32 {
     super::not_on_host()
 }
 
+/// `%nctaid.x` (PTX ISA, "Special Registers: %nctaid").
+#[inline(always)]
+pub fn grid_dim_x() -> u32 {
+    #[cfg(target_arch = "nvptx64")]
+    // SAFETY: reads a special register.
+    return unsafe { core::arch::nvptx::_grid_dim_x() as u32 };
+    #[cfg(not(target_arch = "nvptx64"))]
+    super::not_on_host()
+}
+
 /// `bar.sync 0` (PTX ISA, "bar"): waits for every thread of the block and makes their shared and
 /// global writes visible to one another.
 ///
@@ -31,6 +41,57 @@ pub unsafe fn sync_threads() {
     core::arch::nvptx::_syncthreads();
     #[cfg(not(target_arch = "nvptx64"))]
     super::not_on_host()
+}
+
+#[cfg(target_arch = "nvptx64")]
+unsafe extern "unadjusted" {
+    #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.count"]
+    fn barrier_cta_sync_aligned_count(barrier: u32, threads: u32);
+    #[link_name = "llvm.nvvm.barrier.cta.arrive.aligned.count"]
+    fn barrier_cta_arrive_aligned_count(barrier: u32, threads: u32);
+}
+
+/// `barrier.cta.sync.aligned` (PTX ISA, "barrier"): waits until `threads` threads have arrived at
+/// named barrier `barrier` (1 to 15; 0 is [`sync_threads`]'s), this one's warp among them.
+///
+/// # Safety
+/// All lanes of the warp reach the same call; `threads` is a multiple of 32 and arrives in all.
+#[inline(always)]
+pub unsafe fn sync_named(barrier: u32, threads: u32) {
+    #[cfg(target_arch = "nvptx64")]
+    barrier_cta_sync_aligned_count(barrier, threads);
+    #[cfg(not(target_arch = "nvptx64"))]
+    super::not_on_host()
+}
+
+/// `barrier.cta.arrive.aligned` (PTX ISA, "barrier"): as [`sync_named`], without waiting.
+///
+/// # Safety
+/// As [`sync_named`].
+#[inline(always)]
+pub unsafe fn arrive_named(barrier: u32, threads: u32) {
+    #[cfg(target_arch = "nvptx64")]
+    barrier_cta_arrive_aligned_count(barrier, threads);
+    #[cfg(not(target_arch = "nvptx64"))]
+    super::not_on_host()
+}
+
+/// Holds back what follows, where the assembler keeps order (waits, barriers, memory), until
+/// `value`, which is never negative, is computed: without this it moves arithmetic below a wait
+/// that the arithmetic should hide. A `pmevent` (PTX ISA, "pmevent") that never runs.
+#[inline(always)]
+pub fn compute_before_waiting(value: f32) {
+    // SAFETY: triggers a monitor event, if anything.
+    unsafe {
+        ptx_asm!(
+            "{{",
+            ".reg .pred negative;",
+            "setp.lt.f32 negative, {0}, 0f00000000;",
+            "@negative pmevent 0;",
+            "}}",
+            in(reg32) value, options(nostack)
+        );
+    }
 }
 
 /// `value`, unknown to the compiler: what depends on it is computed again where it is needed rather

@@ -197,8 +197,9 @@ fn build_kernel(
 /// Alignment of a kernel's parameters, where it is not rustc's: descriptors of the tensor memory
 /// accelerator need 64 bytes.
 const fn parameter_alignment(spec: &KernelSpec) -> Option<u32> {
-    match spec.family {
-        Family::Portable => None,
+    match spec.parameter_alignment() {
+        8 => None,
+        bytes => Some(bytes),
     }
 }
 

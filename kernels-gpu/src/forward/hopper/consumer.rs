@@ -1,0 +1,354 @@
+//! A consuming warpgroup: 64 query rows, from their scores to their output.
+
+use core::marker::PhantomData;
+
+use ferroflash_core::axes::{MaskClass, MaskKind};
+use ferroflash_core::fragment::Fragment;
+use ferroflash_core::swizzle::CHUNK_BYTES;
+use ferroflash_core::tile::{HopperTiling, WARPGROUP_ROWS};
+
+use super::softmax::RowPair;
+use super::{Block, CONSUMER_BARRIER, Kernel, TURN_BARRIER, Turn, WARPGROUP_THREADS, Work};
+use crate::ptx::matrix::MatrixElement;
+use crate::ptx::mbarrier::{mbarrier_arrive, mbarrier_wait};
+use crate::ptx::memory::{load_shared_v4, store_shared_v4};
+use crate::ptx::thread::{arrive_named, compute_before_waiting, sync_named, thread_idx_x};
+use crate::ptx::tma::{fence_proxy_async, wait_stores_read};
+use crate::ptx::wgmma::{Accumulator, Operand, Product, wgmma_commit, wgmma_fence, wgmma_wait};
+
+/// A thread's share of the consumer's rows.
+pub(super) struct Rows<T: HopperTiling> {
+    /// Raw scores of the newest tile, then its probabilities.
+    scores: T::Scores,
+    /// Probabilities of the tile before, an operand.
+    packed: T::Packed,
+    /// Output numerator.
+    pub(super) output: T::Output,
+    /// Maximum and sum of each row.
+    pub(super) state: RowPair,
+    /// What the newest tile multiplies the output by.
+    rescale: [f32; 2],
+}
+
+/// One consumer, as each of its threads sees it.
+pub(super) struct Consumer<'a, T, E, M> {
+    pub(super) block: Block<'a>,
+    /// Its number among the consumers.
+    pub(super) index: u32,
+    /// The thread's number in the warpgroup.
+    pub(super) thread: u32,
+    k: Turn,
+    /// Position in the V ring; between an epilogue and [`Self::pass_outputs`], of the first of the
+    /// output's turns.
+    pub(super) v: Turn,
+    q_parity: u32,
+    kinds: PhantomData<(T, E, M)>,
+}
+
+/// Computes the consumer's rows of every work this block is dealt.
+///
+/// # Safety
+/// The four warps of consumer `index` call this alike, once; the barriers are initialised.
+#[inline(always)]
+pub(super) unsafe fn consume<T: HopperTiling, E: MatrixElement, M: MaskKind>(
+    block: Block<'_>,
+    index: u32,
+) where
+    T::Scores: Product<E>,
+    T::Output: Product<E>,
+{
+    let mut consumer = Consumer::<T, E, M> {
+        block,
+        index,
+        thread: thread_idx_x() % WARPGROUP_THREADS,
+        k: Turn::FIRST,
+        v: Turn::FIRST,
+        q_parity: 0,
+        kinds: PhantomData,
+    };
+    if T::PING_PONG && index == 0 {
+        // The first turn at issuing is consumer 0's; no one comes before it.
+        arrive_named(TURN_BARRIER, 2 * WARPGROUP_THREADS);
+    }
+    let mut turn = 0;
+    let mut work = Work::dealt::<T, M>(block.params, turn);
+    while work.exists() {
+        let mut rows = Rows {
+            scores: T::Scores::ZERO,
+            packed: T::Packed::ZERO,
+            output: T::Output::ZERO,
+            state: RowPair::EMPTY,
+            rescale: [0.0; 2],
+        };
+        if work.tiles > 0 {
+            consumer.attend(&mut rows, &work, turn > 0);
+        } else if turn > 0 {
+            consumer.pass_outputs();
+        }
+        consumer.write(&mut rows, &work);
+        turn += 1;
+        work = Work::dealt::<T, M>(block.params, turn);
+    }
+    // Shared memory must outlive the copies out of it.
+    if consumer.leads() {
+        wait_stores_read();
+    }
+}
+
+impl<T: HopperTiling, E: MatrixElement, M: MaskKind> Consumer<'_, T, E, M>
+where
+    T::Scores: Product<E>,
+    T::Output: Product<E>,
+{
+    /// Whether this thread arrives for its warpgroup.
+    #[inline(always)]
+    pub(super) fn leads(&self) -> bool {
+        self.thread == 0
+    }
+
+    /// All K/V tiles of one work, from the last to the first.
+    #[inline(always)]
+    unsafe fn attend(&mut self, rows: &mut Rows<T>, work: &Work, outputs_pending: bool) {
+        let visible = &self.block.params.visibility;
+        let keys = T::SHAPE.kv_columns;
+        let first_row = work.first_row + self.index * WARPGROUP_ROWS;
+        let full_keys_end = match M::CLASS {
+            MaskClass::Full => visible.kv_len,
+            MaskClass::Causal => visible.keys_end(first_row),
+        };
+        let q_full = self.block.barrier(Kernel::<T>::BARRIERS.q_full + self.index);
+        mbarrier_wait(q_full, self.q_parity);
+        if self.block.params.query_sign != 0 {
+            self.flip_queries();
+        }
+
+        let mut tile = work.tiles - 1;
+        self.start_scores(rows);
+        if outputs_pending {
+            self.pass_outputs();
+        }
+        wgmma_wait::<0>();
+        rows.scores.settle();
+        self.leave_keys();
+        if (tile + 1) * keys > full_keys_end {
+            self.hide(rows, first_row, tile);
+        }
+        self.advance(rows);
+        self.pack(rows);
+
+        if matches!(M::CLASS, MaskClass::Causal) {
+            while tile > 0 && tile * keys > full_keys_end {
+                tile -= 1;
+                self.step::<true>(rows, first_row, tile);
+            }
+        }
+        while tile > 0 {
+            tile -= 1;
+            self.step::<false>(rows, first_row, tile);
+        }
+
+        if self.leads() {
+            mbarrier_arrive(self.block.barrier(Kernel::<T>::BARRIERS.q_empty + self.index));
+        }
+        self.q_parity ^= 1;
+        self.start_output(rows);
+        wgmma_wait::<0>();
+        rows.output.settle();
+        self.leave_values();
+    }
+
+    /// Scores of tile `tile`, and the output of the tile after it.
+    #[inline(always)]
+    unsafe fn step<const MASKED: bool>(&mut self, rows: &mut Rows<T>, first_row: u32, tile: u32) {
+        if T::PING_PONG {
+            sync_named(TURN_BARRIER + self.index, 2 * WARPGROUP_THREADS);
+        }
+        self.start_scores(rows);
+        self.start_output(rows);
+        if T::PING_PONG {
+            let next = if self.index + 1 == T::SHAPE.warpgroups() { 0 } else { self.index + 1 };
+            arrive_named(TURN_BARRIER + next, 2 * WARPGROUP_THREADS);
+        }
+        wgmma_wait::<1>();
+        rows.scores.settle();
+        self.leave_keys();
+        if MASKED {
+            self.hide(rows, first_row, tile);
+        }
+        self.advance(rows);
+        compute_before_waiting(rows.state.row_sum[0] + rows.state.row_sum[1]);
+        wgmma_wait::<0>();
+        rows.output.settle();
+        self.leave_values();
+        // Not before the wait: the product was still reading the old probabilities.
+        rows.scores.settle();
+        self.pack(rows);
+        if !T::RESCALE_EARLY {
+            scale_rows(&mut rows.output, rows.rescale);
+        }
+    }
+
+    /// Starts S = Q·Kᵀ with the ring's next K tile.
+    #[inline(always)]
+    unsafe fn start_scores(&mut self, rows: &mut Rows<T>) {
+        let plan = Kernel::<T>::PLAN;
+        let (q_layout, k_layout) = (Kernel::<T>::Q, Kernel::<T>::K);
+        let shared = self.block.shared;
+        let q = Operand::new(&q_layout, shared + plan.q + self.index * q_layout.bytes());
+        let k = Operand::new(&k_layout, shared + plan.k + self.k.slot * plan.k_stage);
+        mbarrier_wait(
+            self.block.barrier(Kernel::<T>::BARRIERS.k_full + self.k.slot),
+            self.k.parity,
+        );
+        wgmma_fence();
+        let mut step = 0;
+        while step < T::SHAPE.head_dim / 16 {
+            let a = q.columns_step(&q_layout, step);
+            let b = k.columns_step(&k_layout, step);
+            if step == 0 {
+                Product::<E>::start(&mut rows.scores, a, b);
+            } else {
+                Product::<E>::add(&mut rows.scores, a, b);
+            }
+            step += 1;
+        }
+        wgmma_commit();
+    }
+
+    /// Starts O += P·V with the ring's next V tile, O rescaled first unless it is already.
+    #[inline(always)]
+    unsafe fn start_output(&mut self, rows: &mut Rows<T>) {
+        let plan = Kernel::<T>::PLAN;
+        let layout = Kernel::<T>::V;
+        let v = Operand::new(&layout, self.block.shared + plan.v + self.v.slot * plan.v_stage);
+        mbarrier_wait(
+            self.block.barrier(Kernel::<T>::BARRIERS.v_full + self.v.slot),
+            self.v.parity,
+        );
+        if T::RESCALE_EARLY {
+            scale_rows(&mut rows.output, rows.rescale);
+        }
+        wgmma_fence();
+        let mut step = 0;
+        while step < T::SHAPE.kv_columns / 16 {
+            let first = step as usize * 4;
+            let a = [
+                rows.packed.at(first),
+                rows.packed.at(first + 1),
+                rows.packed.at(first + 2),
+                rows.packed.at(first + 3),
+            ];
+            Product::<E>::add_registers(&mut rows.output, a, v.rows_step(&layout, step));
+            step += 1;
+        }
+        wgmma_commit();
+    }
+
+    /// Softmax of the newest scores.
+    #[inline(always)]
+    unsafe fn advance(&self, rows: &mut Rows<T>) {
+        rows.rescale = rows.state.advance(&mut rows.scores, self.block.params.scale_log2);
+    }
+
+    /// Rounds the newest probabilities into the operand of their product.
+    #[inline(always)]
+    unsafe fn pack(&self, rows: &mut Rows<T>) {
+        let mut pair = 0;
+        while pair < T::Packed::LEN {
+            *rows.packed.at_mut(pair) =
+                E::pack(rows.scores.at(pair * 2), rows.scores.at(pair * 2 + 1));
+            pair += 1;
+        }
+    }
+
+    /// Makes the scores of keys at or past each row's end −∞.
+    #[inline(always)]
+    unsafe fn hide(&self, rows: &mut Rows<T>, first_row: u32, tile: u32) {
+        let visible = &self.block.params.visibility;
+        let lane = self.thread % 32;
+        let row = first_row + self.thread / 32 * 16 + lane / 4;
+        let first_key = (tile * T::SHAPE.kv_columns + lane % 4 * 2) as i32;
+        let mut half = 0;
+        while half < 2 {
+            // Lengths and sides are bounded so that this sum fits; see `MAX_LENGTH`.
+            let diagonal_end = (row + half * 8) as i32 + visible.offset + visible.right + 1;
+            let keys_end = match M::CLASS {
+                MaskClass::Full => visible.kv_len as i32,
+                MaskClass::Causal => diagonal_end.min(visible.kv_len as i32),
+            };
+            let left = keys_end - first_key;
+            let mut group = 0;
+            while group < T::SHAPE.kv_columns / 8 {
+                let index = (group * 4 + half * 2) as usize;
+                if group as i32 * 8 >= left {
+                    *rows.scores.at_mut(index) = f32::NEG_INFINITY;
+                }
+                if group as i32 * 8 + 1 >= left {
+                    *rows.scores.at_mut(index + 1) = f32::NEG_INFINITY;
+                }
+                group += 1;
+            }
+            half += 1;
+        }
+    }
+
+    /// Turns the sign of the consumer's Q rows, for a negative scale.
+    #[inline(always)]
+    unsafe fn flip_queries(&self) {
+        let sign = self.block.params.query_sign;
+        let bytes = Kernel::<T>::Q.bytes();
+        let base = self.block.shared + Kernel::<T>::PLAN.q + self.index * bytes;
+        let mut offset = self.thread * CHUNK_BYTES;
+        while offset < bytes {
+            let [a, b, c, d] = load_shared_v4(base + offset);
+            store_shared_v4(base + offset, [a ^ sign, b ^ sign, c ^ sign, d ^ sign]);
+            offset += WARPGROUP_THREADS * CHUNK_BYTES;
+        }
+        fence_proxy_async();
+        sync_named(CONSUMER_BARRIER + self.index, WARPGROUP_THREADS);
+    }
+
+    /// The newest scores have been waited for: their K tile may go.
+    #[inline(always)]
+    unsafe fn leave_keys(&mut self) {
+        if self.leads() {
+            mbarrier_arrive(self.block.barrier(Kernel::<T>::BARRIERS.k_empty + self.k.slot));
+        }
+        self.k = self.k.next(T::SHAPE.stages);
+    }
+
+    /// The output has been waited for: its V tile may go.
+    #[inline(always)]
+    unsafe fn leave_values(&mut self) {
+        if self.leads() {
+            mbarrier_arrive(self.block.barrier(Kernel::<T>::BARRIERS.v_empty + self.v.slot));
+        }
+        self.v = self.v.next(T::SHAPE.stages);
+    }
+
+    /// Gives back the V slots of the output's turns, once this consumer's rows have been read.
+    #[inline(always)]
+    unsafe fn pass_outputs(&mut self) {
+        let mut turn = 0;
+        while turn < T::SHAPE.output_turns() {
+            let number = self.v.slot;
+            mbarrier_wait(self.block.barrier(Kernel::<T>::BARRIERS.v_full + number), self.v.parity);
+            if self.leads() {
+                wait_stores_read();
+                mbarrier_arrive(self.block.barrier(Kernel::<T>::BARRIERS.v_empty + number));
+            }
+            self.v = self.v.next(T::SHAPE.stages);
+            turn += 1;
+        }
+    }
+}
+
+/// Multiplies each row's output by its factor.
+#[inline(always)]
+pub(super) unsafe fn scale_rows<O: Fragment>(output: &mut O, factors: [f32; 2]) {
+    let mut index = 0;
+    while index < O::LEN {
+        *output.at_mut(index) *= factors[index / 2 % 2];
+        index += 1;
+    }
+}

@@ -1,0 +1,234 @@
+//! The hopper forward kernel: FlashAttention-3's division of labour (arXiv 2407.08608) on `wgmma`
+//! and the copy engine.
+//!
+//! **Who owns what.** One persistent block runs on each multiprocessor and takes blocks of query
+//! rows in turns ([`ForwardSchedule::dealt`](ferroflash_core::schedule::ForwardSchedule::dealt)).
+//! One thread of warpgroup 0 produces: it alone starts copies into shared memory. The other
+//! warpgroups consume: each owns 64 of the block's query rows, from their scores to their output.
+//! A quad of lanes shares two rows. Every consumer walks the same K/V tiles, from the last to the
+//! first, so that the tiles that need a mask come first and the rest is one loop without compares.
+//!
+//! **Shared memory.** Each consumer has its own Q rows. K and V tiles pass through a ring of slots
+//! each. The output takes its turns in the V ring as if it were a tile: when the producer comes to
+//! such a turn it waits until the slot is empty, as for a copy, and declares it full; the consumers
+//! that the turn belongs to then write their rows there and start copying them out.
+//!
+//! **What protects what.** Every slot has two transaction barriers. *Full* ends its phase when the
+//! copy has arrived (one arrival, the producer's, and its bytes); *empty* when each consumer has
+//! arrived once. One thread arrives for a consumer, since every read was by `wgmma` and has been
+//! waited for. The phase's parity flips each time the ring comes round. An output turn is passed
+//! late: a consumer arrives only after it has started its next scores, when the copy out has long
+//! read the slot. The producer always has K one tile ahead of V, and has the next block's Q and
+//! first K under way before it comes to the output's turns, so that no consumer waits for itself.
+//!
+//! **Overlap.** A consumer starts the scores of the next tile, then the product of this tile's
+//! probabilities with V, and computes the next exponentials while that runs. Where
+//! [`HopperTiling::PING_PONG`] holds, consumers issue in turn (named barriers in a circle), so that
+//! one's exponentials also run under another's products. Probabilities are packed only once the
+//! product that reads the old ones has been waited for.
+
+mod consumer;
+mod epilogue;
+mod producer;
+mod softmax;
+
+use core::marker::PhantomData;
+
+use ferroflash_core::axes::{MaskClass, MaskKind};
+use ferroflash_core::params::HopperForwardParams;
+use ferroflash_core::schedule::divide;
+use ferroflash_core::swizzle::PanelLayout;
+use ferroflash_core::tile::{
+    HopperBarriers, HopperTiling, RegisterSplit, SharedPlan, WARPGROUP_ROWS,
+};
+
+use crate::ptx::matrix::MatrixElement;
+use crate::ptx::mbarrier::{fence_mbarrier_init, mbarrier_init};
+use crate::ptx::memory::dynamic_shared;
+use crate::ptx::registers::{claim_registers, release_registers};
+use crate::ptx::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
+use crate::ptx::warp::uniform;
+use crate::ptx::wgmma::Product;
+
+/// Threads of a warpgroup.
+const WARPGROUP_THREADS: u32 = 128;
+/// Named barriers of the consumers' turns at issuing products, one a consumer.
+const TURN_BARRIER: u32 = 1;
+/// Named barriers inside a consumer, one each.
+const CONSUMER_BARRIER: u32 = 4;
+
+/// Constants of one specialisation.
+struct Kernel<T>(PhantomData<T>);
+
+impl<T: HopperTiling> Kernel<T> {
+    const PLAN: SharedPlan = SharedPlan::hopper_forward(T::SHAPE);
+    const BARRIERS: HopperBarriers = HopperBarriers::of(T::SHAPE);
+    const Q: PanelLayout = T::SHAPE.warpgroup_q_layout();
+    const K: PanelLayout = T::SHAPE.k_layout();
+    const V: PanelLayout = T::SHAPE.v_layout();
+    const O: PanelLayout = T::SHAPE.warpgroup_o_layout();
+}
+
+/// What every role needs.
+#[derive(Clone, Copy)]
+struct Block<'a> {
+    params: &'a HopperForwardParams,
+    /// Address of the parameters, whose first members are the tensor maps.
+    maps: u64,
+    /// The block's shared memory.
+    shared: u32,
+    /// Its transaction barriers.
+    barriers: u32,
+}
+
+impl Block<'_> {
+    /// Address of tensor map `index`: q, k, v, o.
+    #[inline(always)]
+    fn map(&self, index: u32) -> u64 {
+        self.maps + index as u64 * 128
+    }
+
+    /// Address of barrier `number`; see [`HopperBarriers`].
+    #[inline(always)]
+    fn barrier(&self, number: u32) -> u32 {
+        self.barriers + number * 8
+    }
+}
+
+/// A position in a ring, which both sides advance alike.
+#[derive(Clone, Copy)]
+struct Turn {
+    slot: u32,
+    /// Parity of the slot's full phase; the empty phase before it has the other.
+    parity: u32,
+}
+
+impl Turn {
+    const FIRST: Self = Self { slot: 0, parity: 0 };
+
+    /// The next position in a ring of `slots`.
+    #[inline(always)]
+    fn next(self, slots: u32) -> Self {
+        if self.slot + 1 == slots {
+            Self { slot: 0, parity: self.parity ^ 1 }
+        } else {
+            Self { slot: self.slot + 1, parity: self.parity }
+        }
+    }
+}
+
+/// One block of query rows of one head.
+#[derive(Clone, Copy)]
+struct Work {
+    batch: u32,
+    q_head: u32,
+    kv_head: u32,
+    batch_head: u32,
+    first_row: u32,
+    /// K/V tiles that some row of the block sees, counted from the first key.
+    tiles: u32,
+}
+
+impl Work {
+    /// No more work.
+    const NONE: Self =
+        Self { batch: 0, q_head: 0, kv_head: 0, batch_head: u32::MAX, first_row: 0, tiles: 0 };
+
+    /// What this block does in its `turn`-th turn.
+    #[inline(always)]
+    fn dealt<T: HopperTiling, M: MaskKind>(params: &HopperForwardParams, turn: u32) -> Self {
+        let schedule = &params.schedule;
+        let index = schedule.dealt(turn, block_idx_x(), grid_dim_x());
+        if index as u64 >= schedule.blocks() {
+            return Self::NONE;
+        }
+        let work = schedule.work(index);
+        let batch = divide(work.batch_head, params.q_heads);
+        let q_head = work.batch_head - batch * params.q_heads;
+        let first_row = work.q_block * T::SHAPE.q_rows;
+        let visible = &params.visibility;
+        let keys_end = match M::CLASS {
+            MaskClass::Full => visible.kv_len,
+            MaskClass::Causal => {
+                let rows = first_row..(first_row + T::SHAPE.q_rows).min(visible.q_len);
+                visible.keys_of_any(&rows).end
+            }
+        };
+        Self {
+            batch,
+            q_head,
+            kv_head: divide(q_head, params.group),
+            batch_head: work.batch_head,
+            first_row,
+            tiles: keys_end.div_ceil(T::SHAPE.kv_columns),
+        }
+    }
+
+    #[inline(always)]
+    fn exists(&self) -> bool {
+        self.batch_head != u32::MAX
+    }
+}
+
+/// The work of one persistent block.
+///
+/// # Safety
+/// Launched as the kernel table says, with tensors as the parameters describe them, encoded as
+/// `ferroflash_core::tensor_map` says; `maps` is the address of the parameters for the copy engine.
+#[inline(always)]
+pub unsafe fn block<T: HopperTiling, E: MatrixElement, M: MaskKind>(
+    params: &HopperForwardParams,
+    maps: u64,
+) where
+    T::Scores: Product<E>,
+    T::Output: Product<E>,
+{
+    let shared = dynamic_shared();
+    let barriers = shared + Kernel::<T>::PLAN.barriers;
+    let block = Block { params, maps, shared, barriers };
+    let thread = thread_idx_x();
+    if thread == 0 {
+        initialise_barriers::<T>(&block);
+    }
+    sync_threads();
+
+    // A branch that each warpgroup takes as a whole, as the register split requires.
+    let warpgroup = uniform(thread / WARPGROUP_THREADS);
+    if warpgroup == 0 {
+        match const { RegisterSplit::of(T::SHAPE.warpgroups()).producer } {
+            24 => release_registers::<24>(),
+            _ => release_registers::<32>(),
+        }
+        if thread == 0 {
+            producer::produce::<T, M>(&block);
+        }
+    } else {
+        match const { RegisterSplit::of(T::SHAPE.warpgroups()).consumer } {
+            240 => claim_registers::<240>(),
+            _ => claim_registers::<160>(),
+        }
+        consumer::consume::<T, E, M>(block, warpgroup - 1);
+    }
+}
+
+#[inline(always)]
+unsafe fn initialise_barriers<T: HopperTiling>(block: &Block<'_>) {
+    let numbers = Kernel::<T>::BARRIERS;
+    let consumers = T::SHAPE.warpgroups();
+    let mut number = 0;
+    while number < numbers.count {
+        let emptied =
+            (numbers.k_empty <= number && number < numbers.v_full) || numbers.v_empty <= number;
+        mbarrier_init(block.barrier(number), if emptied { consumers } else { 1 });
+        number += 1;
+    }
+    fence_mbarrier_init();
+}
+
+/// Where consumer `consumer` puts its output rows: which of the output's turns, and the offset in
+/// its V slot.
+#[inline(always)]
+const fn output_place<T: HopperTiling>(consumer: u32) -> (u32, u32) {
+    let per_turn = T::SHAPE.outputs_per_turn();
+    (consumer / per_turn, consumer % per_turn * WARPGROUP_ROWS * T::SHAPE.value_dim * 2)
+}

@@ -1,0 +1,130 @@
+//! The online softmax of a `wgmma` score accumulator: two rows a thread, parts of each.
+
+use ferroflash_core::fragment::Fragment;
+
+use super::super::softmax::LARGE_OFFSET;
+use crate::ptx::math::{exp2, fma, log2, max, reciprocal};
+use crate::ptx::warp::{any, shuffle_xor};
+
+/// The softmax state of the two rows a thread holds parts of.
+#[derive(Clone, Copy)]
+pub(super) struct RowPair {
+    /// Largest raw score so far of each row, `-∞` before the first visible one.
+    pub(super) row_max: [f32; 2],
+    /// This thread's part of each row's sum of exponentials.
+    pub(super) row_sum: [f32; 2],
+}
+
+impl RowPair {
+    /// The state of no keys.
+    pub(super) const EMPTY: Self = Self { row_max: [f32::NEG_INFINITY; 2], row_sum: [0.0; 2] };
+
+    /// Turns raw scores into unnormalised probabilities and advances the state. Returns the factors
+    /// of what the rows have accumulated so far.
+    ///
+    /// # Safety
+    /// All lanes of the warp call this alike.
+    #[inline(always)]
+    pub(super) unsafe fn advance<S: Fragment>(
+        &mut self,
+        scores: &mut S,
+        scale_log2: f32,
+    ) -> [f32; 2] {
+        let old_max = self.row_max;
+        self.row_max = maxima(scores, old_max);
+        let mut offset = [0.0; 2];
+        let mut rescale = [0.0; 2];
+        let mut row = 0;
+        while row < 2 {
+            let new_max = self.row_max[row];
+            // A row that has seen nothing keeps -∞; subtracting it would make NaN of -∞ scores.
+            offset[row] = if new_max == f32::NEG_INFINITY { 0.0 } else { new_max * scale_log2 };
+            rescale[row] = if old_max[row] == f32::NEG_INFINITY {
+                0.0
+            } else {
+                exp2((old_max[row] - new_max) * scale_log2)
+            };
+            row += 1;
+        }
+        // The branch is the warp's, and taken by enormous scores alone.
+        if any(offset[0].abs().max(offset[1].abs()) > LARGE_OFFSET) {
+            subtract(scores, self.row_max);
+            offset = [0.0; 2];
+        }
+        // Two chains a row: their additions overlap.
+        let mut sums = [0.0; 4];
+        let mut first = 0;
+        while first < S::LEN {
+            let mut value = 0;
+            while value < 4 {
+                let score = scores.at_mut(first + value);
+                *score = exp2(fma(*score, scale_log2, -offset[value / 2]));
+                sums[value] += *score;
+                value += 1;
+            }
+            first += 4;
+        }
+        self.row_sum[0] = fma(self.row_sum[0], rescale[0], sums[0] + sums[1]);
+        self.row_sum[1] = fma(self.row_sum[1], rescale[1], sums[2] + sums[3]);
+        rescale
+    }
+
+    /// The last step: what normalises each row's output, and its natural log-sum-exp. A row that
+    /// saw no key has factor 0 and log-sum-exp `-∞`.
+    ///
+    /// # Safety
+    /// All lanes of the warp call this alike.
+    #[inline(always)]
+    pub(super) unsafe fn finish(&self, scale: f32) -> [(f32, f32); 2] {
+        let mut finished = [(0.0, f32::NEG_INFINITY); 2];
+        let mut row = 0;
+        while row < 2 {
+            let mut sum = self.row_sum[row];
+            sum += shuffle_xor(sum, 1);
+            sum += shuffle_xor(sum, 2);
+            if sum != 0.0 {
+                let lse = fma(self.row_max[row], scale, log2(sum) * core::f32::consts::LN_2);
+                finished[row] = (reciprocal(sum), lse);
+            }
+            row += 1;
+        }
+        finished
+    }
+}
+
+/// The rows' maxima, over the scores of the whole quad and `so_far`.
+#[inline(always)]
+unsafe fn maxima<S: Fragment>(scores: &S, so_far: [f32; 2]) -> [f32; 2] {
+    // Two chains a row, since each maximum waits for the one before.
+    let mut chains =
+        [max(so_far[0], scores.at(0)), scores.at(1), max(so_far[1], scores.at(2)), scores.at(3)];
+    let mut first = 4;
+    while first < S::LEN {
+        let mut chain = 0;
+        while chain < 4 {
+            chains[chain] = max(chains[chain], scores.at(first + chain));
+            chain += 1;
+        }
+        first += 4;
+    }
+    let mut row_max = [max(chains[0], chains[1]), max(chains[2], chains[3])];
+    let mut row = 0;
+    while row < 2 {
+        row_max[row] = max(row_max[row], shuffle_xor(row_max[row], 1));
+        row_max[row] = max(row_max[row], shuffle_xor(row_max[row], 2));
+        row += 1;
+    }
+    row_max
+}
+
+/// Subtracts each row's maximum from its scores, exactly where it matters.
+#[inline(always)]
+unsafe fn subtract<S: Fragment>(scores: &mut S, row_max: [f32; 2]) {
+    let mut index = 0;
+    while index < S::LEN {
+        let row = index / 2 % 2;
+        let largest = if row_max[row] == f32::NEG_INFINITY { 0.0 } else { row_max[row] };
+        *scores.at_mut(index) -= largest;
+        index += 1;
+    }
+}
