@@ -1,0 +1,127 @@
+//! What would run here, without tensors.
+
+use std::fmt::Write as _;
+
+use ferroflash::{Align, Device, Dtype, KERNELS, KernelSpec, Mask, Place, Result, Shape};
+use half::{bf16, f16};
+use pyo3::exceptions::{PyNotImplementedError, PyValueError};
+use pyo3::prelude::*;
+
+use crate::error::exception;
+use crate::plans::Description;
+
+/// `kernel_name(direction, dtype, causal, sizes, device)`: the kernel that a call of these sizes,
+/// `(batch, q_len, kv_len, q_heads, kv_heads, head_dim, value_dim)`, would run; a device of −1 is
+/// the CPU.
+#[pyfunction]
+#[pyo3(signature = (direction, dtype, causal, sizes, device, /))]
+pub(crate) fn kernel_name(
+    py: Python<'_>,
+    direction: &str,
+    dtype: &str,
+    causal: bool,
+    sizes: [usize; 7],
+    device: i32,
+) -> PyResult<String> {
+    match direction {
+        "forward" => {}
+        "backward" => {
+            return Err(PyNotImplementedError::new_err(
+                "direction: there is no backward kernel yet, only forward ones",
+            ));
+        }
+        other => {
+            return Err(PyValueError::new_err(format!(
+                "direction: {other:?}, but it must be \"forward\" or \"backward\""
+            )));
+        }
+    }
+    let dtype = match dtype {
+        "bf16" | "bfloat16" => Dtype::Bf16,
+        "fp16" | "f16" | "float16" | "half" => Dtype::F16,
+        "f32" | "fp32" | "float32" | "float" => Dtype::F32,
+        other => {
+            return Err(PyValueError::new_err(format!(
+                "dtype: {other:?}, but it must be bf16, f16 or f32"
+            )));
+        }
+    };
+    let [batch, q_len, kv_len, q_heads, kv_heads, head_dim, value_dim] = sizes;
+    let description = Description {
+        shape: Shape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim },
+        mask: if causal { Mask::causal(Align::BottomRight) } else { Mask::full() },
+        scale: None,
+        softcap: 0.0,
+        alibi: false,
+        place: usize::try_from(device).map_or(Place::Host, Place::Cuda),
+    };
+    let name = py.detach(|| -> Result<String> {
+        Ok(match dtype {
+            Dtype::Bf16 => description.plan::<bf16>()?.explain().kernel.clone(),
+            Dtype::F16 => description.plan::<f16>()?.explain().kernel.clone(),
+            Dtype::F32 => description.plan::<f32>()?.explain().kernel.clone(),
+        })
+    });
+    name.map_err(|error| exception(error, "dtype, head_dim"))
+}
+
+/// Whether there is a usable driver that sees a CUDA device.
+#[pyfunction]
+pub(crate) fn is_available(py: Python<'_>) -> bool {
+    py.detach(|| Device::cuda_count().is_ok_and(|count| count > 0))
+}
+
+/// What is here: the package's kernels, the driver, each device and what runs on it.
+#[pyfunction]
+pub(crate) fn doctor(py: Python<'_>) -> String {
+    py.detach(|| {
+        let (kernels, bytes) = ferroflash::totals();
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut text = format!(
+            "ferroflash {}\nkernels    {kernels} embedded, {:.1} MB\nmade by    {}\n",
+            env!("CARGO_PKG_VERSION"),
+            bytes as f64 / 1e6,
+            ferroflash::made_by()
+        );
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "cpu        {threads} threads; bf16, f16, f32");
+        match Device::cuda_count() {
+            Ok(0) => text.push_str("cuda       the driver sees no device\n"),
+            Ok(count) => (0..count).for_each(|ordinal| text.push_str(&device_line(ordinal))),
+            Err(error) => {
+                let _ = writeln!(text, "cuda       {error}");
+            }
+        }
+        text
+    })
+}
+
+/// One device: what it is, and how many kernels run on it in which form.
+fn device_line(ordinal: usize) -> String {
+    let name = format!("cuda:{ordinal}");
+    let device = match Device::cuda(ordinal) {
+        Ok(device) => device,
+        Err(error) => return format!("{name:<10} {error}\n"),
+    };
+    let Some(limits) = device.limits() else { return String::new() };
+    let (major, minor) = limits.capability;
+    let fits = KERNELS.iter().filter(|spec| {
+        spec.family.runs_on(major, minor) && spec.shared_bytes <= limits.shared_bytes_per_block
+    });
+    let (cubins, others): (Vec<&KernelSpec>, Vec<&KernelSpec>) =
+        fits.partition(|spec| spec.family.cubin_runs_on(major, minor));
+    format!(
+        "{name:<10} {}, sm_{major}{minor}, {} multiprocessors, {:.0} GB, driver for CUDA {}.{}\n\
+         {:<10} {} of {} kernels run: {} as machine code, {} as PTX\n",
+        limits.name,
+        limits.multiprocessors,
+        limits.memory_bytes as f64 / 1e9,
+        limits.driver_version / 1000,
+        limits.driver_version % 1000 / 10,
+        "",
+        cubins.len() + others.len(),
+        KERNELS.len(),
+        cubins.len(),
+        others.len()
+    )
+}

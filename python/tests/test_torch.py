@@ -1,0 +1,216 @@
+"""PyTorch tensors against torch's own float64. Skipped without torch; most need a GPU."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import ferroflash  # noqa: E402  (after torch is known to be there)
+
+call = ferroflash.flash_attn_func
+gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
+HALVES = [torch.float16, torch.bfloat16]
+EPSILON = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-22}
+
+
+def tensors(batch, q_len, kv_len, q_heads, kv_heads, dim, value_dim=None, **kind):
+    generator = torch.Generator().manual_seed(0)
+    kind = {"dtype": torch.bfloat16, "device": "cpu", **kind}
+    dims = (
+        (batch, q_len, q_heads, dim),
+        (batch, kv_len, kv_heads, dim),
+        (batch, kv_len, kv_heads, value_dim or dim),
+    )
+    return [torch.randn(size, generator=generator).to(**kind) for size in dims]
+
+
+def reference(q, k, v, causal=False, scale=None):
+    """o [B, Sq, Hq, Dv] and lse [B, Hq, Sq], float64."""
+    q, k, v = (x.detach().double().transpose(1, 2) for x in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = q @ k.transpose(2, 3) * (q.shape[3] ** -0.5 if scale is None else scale)
+    if causal:
+        rows, keys = scores.shape[2:]
+        seen = torch.ones(rows, keys, dtype=torch.bool, device=q.device).tril(keys - rows)
+        scores = scores.masked_fill(~seen, -torch.inf)
+    o = scores.softmax(3).nan_to_num(0.0) @ v
+    return o.transpose(1, 2), scores.logsumexp(3)
+
+
+def check(q, k, v, causal=False, scale=None):
+    o, lse, mask = call(q, k, v, softmax_scale=scale, causal=causal, return_attn_probs=True)
+    want_o, want_lse = reference(q, k, v, causal, scale)
+    assert mask is None
+    assert o.dtype == q.dtype and o.device == q.device and o.is_contiguous()
+    assert lse.dtype == torch.float32 and lse.device == q.device and lse.is_contiguous()
+    limit = 4.0 * EPSILON[q.dtype] * max(1.0, want_o.abs().max().item() if o.numel() else 0.0)
+    assert o.shape == want_o.shape and lse.shape == want_lse.shape
+    torch.testing.assert_close(o.double(), want_o, rtol=0.0, atol=limit)
+    torch.testing.assert_close(lse.double(), want_lse, rtol=1e-4, atol=1e-4)
+    assert torch.equal(call(q, k, v, softmax_scale=scale, causal=causal), o)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dim", [32, 64, 80, 128, 256])
+def test_head_dimensions(device, dtype, causal, dim):
+    check(*tensors(2, 193, 321, 4, 2, dim, device=device, dtype=dtype), causal=causal)
+
+
+def test_float32_on_the_cpu():
+    check(*tensors(2, 33, 65, 4, 2, 40, dtype=torch.float32), causal=True)
+
+
+@gpu
+def test_float32_on_a_gpu_is_refused():
+    with pytest.raises(NotImplementedError, match=r"^q, k, v\b"):
+        call(*tensors(1, 8, 8, 1, 1, 64, dtype=torch.float32, device="cuda"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("q_len, kv_len", [(1, 1), (1, 1000), (1000, 1), (127, 129), (400, 300)])
+def test_causal_ends_at_the_last_key(device, q_len, kv_len):
+    check(*tensors(1, q_len, kv_len, 2, 2, 64, device=device), causal=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("scale", [0.0, -0.4, 1.0])
+def test_scale_and_value_dim(device, scale):
+    check(*tensors(1, 70, 90, 6, 1, 64, 128, device=device), scale=scale)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_views(device):
+    q, k, v = tensors(2, 96, 96, 4, 4, 64, device=device)
+    check(*torch.stack([q, k, v], 2).unbind(2), causal=True)
+    check(*(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)))
+    check(q[:, 5:, 1:3], k[:, 1::2, :2], v[:, 1::2, :2], causal=True)
+    check(q, k[:1, :, :1].expand_as(k), v[:1, :, :1].expand_as(v))
+    check(torch.nn.Parameter(q, requires_grad=False), k, v)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_empty(device):
+    assert call(*tensors(2, 0, 5, 2, 2, 64, device=device)).shape == (2, 0, 2, 64)
+    o, lse, _ = call(*tensors(2, 3, 0, 2, 2, 64, device=device), return_attn_probs=True)
+    assert (o == 0.0).all() and (lse == -torch.inf).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_backward_is_refused_clearly(device):
+    q, k, v = (x.requires_grad_() for x in tensors(1, 8, 8, 1, 1, 64, device=device))
+    o = call(q, k, v)
+    assert o.requires_grad
+    with pytest.raises(NotImplementedError, match="backward"):
+        o.sum().backward()
+    with torch.no_grad():
+        assert not call(q, k, v).requires_grad
+    slopes = torch.ones(1, device=device, requires_grad=True)
+    with pytest.raises(ValueError, match=r"^alibi_slopes\b"):
+        call(q, k, v, alibi_slopes=slopes)
+
+
+@gpu
+def test_runs_on_the_current_stream():
+    q, k, v = tensors(4, 2048, 2048, 8, 8, 128, device="cuda")
+    want = call(q, k, v)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)
+        late = q * 1.0  # ready only after the pause, on this stream
+        o = call(late, k, v)
+    assert not side.query(), "the call waited for the device"
+    side.synchronize()
+    assert torch.equal(o, want)
+
+
+@gpu
+def test_is_captured_in_a_graph():
+    q, k, v = tensors(2, 256, 256, 4, 4, 64, device="cuda")
+    call(q, k, v, causal=True)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o = call(q, k, v, causal=True)
+    q.copy_(q.flip(0))
+    graph.replay()
+    torch.testing.assert_close(o.double(), reference(q, k, v, True)[0], rtol=0.0, atol=0.05)
+    assert torch.equal(o, call(q, k, v, causal=True))
+
+
+@gpu
+def test_leaves_the_current_device_alone():
+    last = torch.cuda.device_count() - 1
+    q, k, v = tensors(1, 64, 64, 2, 2, 64, device=f"cuda:{last}")
+    with torch.cuda.device(0):
+        o = call(q, k, v)
+        assert torch.cuda.current_device() == 0
+    assert o.device == q.device
+    torch.testing.assert_close(o.double(), reference(q, k, v)[0], rtol=0.0, atol=0.05)
+
+
+@gpu
+@pytest.mark.parametrize(
+    "argument, value", [("window_size", (16, 0)), ("softcap", 5.0), ("alibi_slopes", None)]
+)
+def test_options_no_kernel_has_are_refused(argument, value):
+    q, k, v = tensors(1, 64, 64, 2, 2, 64, device="cuda")
+    value = torch.ones(2, device="cuda") if value is None else value
+    with pytest.raises(NotImplementedError, match=rf"^{argument}\b"):
+        call(q, k, v, **{argument: value})
+
+
+def test_options_on_the_cpu_are_numpy_s():
+    q, k, v = tensors(1, 30, 40, 2, 2, 16, dtype=torch.float32)
+    slopes = torch.tensor([0.5, 0.25])
+    options = dict(causal=True, window_size=(9, 0), softcap=3.0)
+    o = call(q, k, v, alibi_slopes=slopes, **options)
+    arrays = [x.numpy() for x in (q, k, v)]
+    assert (o.numpy() == call(*arrays, alibi_slopes=slopes.numpy(), **options)).all()
+
+
+def bad():
+    q, k, v = tensors(2, 6, 7, 4, 2, 8)
+    other = k.to(torch.float16)
+    negated = torch.view_as_complex(torch.zeros(2, 6, 4, 8, 2)).conj().imag
+    cases = {
+        "numpy": (TypeError, "k", (q, k.float().numpy(), v)),
+        "none": (TypeError, "v", (q, k, None)),
+        "dtype": (TypeError, "q", (q.double(), k, v)),
+        "other dtype": (TypeError, "k", (q, other, v)),
+        "device": (ValueError, "k", (q, k.to("meta"), v)),
+        "meta": (ValueError, "q", (q.to("meta"), k, v)),
+        "axes": (ValueError, "q", (q[0], k, v)),
+        "scalar": (ValueError, "v", (q, k, v[0, 0, 0, 0])),
+        "heads": (ValueError, "q", (q[:, :, :3], k, v)),
+        "keys": (ValueError, "v", (q, k, v[:, 1:])),
+        "channels": (ValueError, "q", (q.repeat(1, 1, 1, 2)[..., ::2], k, v)),
+        "negated": (ValueError, "q", (negated, k.float(), v.float())),
+    }
+    if torch.cuda.is_available():
+        cases["cpu and gpu"] = (ValueError, "v", (q.cuda(), k.cuda(), v))
+    return cases
+
+
+@pytest.mark.parametrize("case", bad())
+@pytest.mark.parametrize("gradient", [False, True])
+def test_bad_input_names_its_argument(case, gradient):
+    kind, argument, arguments = bad()[case]
+    if gradient and case not in ("numpy", "none") and arguments[0].is_leaf:
+        arguments[0].requires_grad_()
+    with pytest.raises(kind, match=rf"^{argument}\b"):
+        call(*arguments)
+
+
+@gpu
+def test_kernel_name_is_the_current_device_s():
+    torch.cuda.init()
+    name = ferroflash.kernel_name(
+        direction="forward", head_dim=128, dtype="bf16", causal=True, q_heads=16, kv_heads=16
+    )
+    q, k, v = tensors(1, 4096, 4096, 16, 16, 128, device="cuda")
+    assert not name.startswith("cpu") and name in ferroflash.explain(q, k, v, causal=True)
+    assert ferroflash.kernel_name(dtype=torch.bfloat16, causal=True, q_heads=16) == name
