@@ -39,7 +39,10 @@ pub(crate) fn choose(
     let mut rejected = Vec::new();
     let mut eligible: Vec<&'static KernelSpec> = Vec::new();
     let candidates = KERNELS.iter().filter(|spec| spec.direction == direction);
-    for spec in candidates.filter(|spec| by_name.is_none_or(|name| name == spec.name)) {
+    let is_named = |spec: &KernelSpec| {
+        by_name.is_none_or(|name| name == spec.name || name == spec.family.name())
+    };
+    for spec in candidates.filter(|spec| is_named(spec)) {
         match obstacle(attention, dtype, spec, limits) {
             None => eligible.push(spec),
             Some(reason) => rejected.push(Rejection { kernel: spec.name, reason }),

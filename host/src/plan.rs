@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::CUstream;
 use ferroflash_core::axes::{Direction, Family};
 
-use crate::attention::{Attention, Inputs, Output};
+use crate::attention::{Attention, Gradients, Inputs, Output, Saved};
 use crate::choose::choose;
 use crate::cpu;
 use crate::cuda::artifacts::Form;
@@ -17,12 +17,13 @@ use crate::device::{Device, Stream};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::explain::Explanation;
-use crate::tensor::{Place, Raw};
+use crate::tensor::{Place, Raw, TensorRef};
 
 /// What a plan may be told about its kernel; the default leaves everything to the planner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Preference<'a> {
-    /// A kernel of the table by its name, for tests and benchmarks.
+    /// A kernel of the table by its name, or a family by its, for tests and benchmarks. Tied to one
+    /// kernel, a call that it cannot run is refused.
     pub kernel: Option<&'a str>,
     /// The form to load it in.
     pub form: Option<Form>,
@@ -142,6 +143,33 @@ impl<T: Element> Plan<T> {
                 // and constructors vouch for their memory; the stream is of the plan's device.
                 unsafe { forward.run(&call, handle) }
             }
+        }
+    }
+
+    /// Computes the gradients asked for from the forward's results; `d_lse` is the gradient of lse,
+    /// if there is one.
+    ///
+    /// # Errors
+    /// As [`Plan::run_into`]; [`Error::Unsupported`] on a CUDA device, which has no backward
+    /// kernels yet.
+    pub fn backward_into(
+        &self,
+        stream: &Stream,
+        saved: &Saved<'_, T>,
+        d_o: &TensorRef<'_, T>,
+        d_lse: Option<&TensorRef<'_, f32>>,
+        gradients: &mut Gradients<'_, T>,
+    ) -> Result<()> {
+        stream.handle(self.place)?;
+        match &self.backend {
+            Backend::Cpu => {
+                cpu::tiled::backward(&self.attention, saved, d_o, d_lse, gradients, None)
+            }
+            Backend::Cuda(forward) => Err(Error::Unsupported {
+                what: "the backward pass".to_owned(),
+                device: forward.device.limits.name.clone(),
+                reasons: "there are no backward kernels yet; the cpu computes it".to_owned(),
+            }),
         }
     }
 

@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use ferroflash::{Attention, Device, Element, Error, Mask, Place, Plan, Result, Scale, Shape};
+use ferroflash::{
+    Attention, Device, Element, Error, Mask, Place, Plan, Preference, Result, Scale, Shape,
+};
 use half::{bf16, f16};
 
 /// Everything that a plan depends on but the element type.
@@ -44,8 +46,15 @@ impl Description {
 
     /// Makes the plan, which loads its kernel.
     pub(crate) fn plan<T: Element>(&self) -> Result<Plan<T>> {
-        self.attention().plan(&device(self.place)?)
+        let preference = Preference { kernel: preferred_kernel(), form: None };
+        self.attention().plan_with(&device(self.place)?, preference)
     }
+}
+
+/// A kernel, or a family of them, that benchmarks insist on: `FERROFLASH_KERNEL`, read once.
+fn preferred_kernel() -> Option<&'static str> {
+    static NAME: OnceLock<Option<String>> = OnceLock::new();
+    NAME.get_or_init(|| std::env::var("FERROFLASH_KERNEL").ok()).as_deref()
 }
 
 /// The device at `place`.

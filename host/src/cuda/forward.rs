@@ -7,6 +7,7 @@ use ferroflash_core::schedule::ForwardSchedule;
 use ferroflash_core::shape::Strides;
 use ferroflash_core::table::KernelSpec;
 use ferroflash_core::tensor_map::{MapRefusal, TensorMapPlan, hopper_forward_boxes};
+use ferroflash_core::visibility::Visibility;
 
 use super::device::{CudaDevice, Limits};
 use super::kernel::Kernel;
@@ -40,6 +41,20 @@ pub(crate) fn schedule(
         batch_heads,
         section: ForwardSchedule::section_for(batch_heads, bytes_per_head, cache),
         longest_first: u32::from(attention.mask.right.is_some()),
+    }
+}
+
+/// The visible cells, as the kernels take them. Keys past every row's range are cut off, so that
+/// what they hold never reaches a product; an unbounded side becomes one that sums in 32 bits.
+fn device_visibility(attention: &Attention) -> Visibility {
+    let shape = &attention.shape;
+    let visible = attention.mask.visibility(shape.q_len, shape.kv_len);
+    let everything = (shape.q_len + shape.kv_len) as i32;
+    Visibility {
+        kv_len: visible.keys_of_any(&(0..visible.q_len)).end,
+        left: visible.left.min(everything),
+        right: visible.right.min(everything),
+        ..visible
     }
 }
 
@@ -78,8 +93,10 @@ impl<'a> Call<'a> {
         spec: &KernelSpec,
     ) -> std::result::Result<[TensorMapPlan; 4], (&'static str, MapRefusal)> {
         let boxes = hopper_forward_boxes(&spec.tile);
+        let keys = device_visibility(self.attention).kv_len as usize;
         let plan = |name, raw: &Raw, panel| {
-            let dims = [raw.dims()[0], raw.dims()[1], raw.dims()[2], raw.dims()[3]];
+            let rows = if name == "k" || name == "v" { keys } else { raw.dims()[1] };
+            let dims = [raw.dims()[0], rows, raw.dims()[2], raw.dims()[3]];
             TensorMapPlan::new(raw.address as u64, dims, strides(raw), panel)
                 .map_err(|refusal| (name, refusal))
         };
@@ -113,7 +130,7 @@ impl<'a> Call<'a> {
             o: device_tensor(self.o, size),
             lse: self.lse,
             schedule,
-            visibility: self.attention.mask.visibility(shape.q_len, shape.kv_len),
+            visibility: device_visibility(self.attention),
             q_heads: shape.q_heads as u32,
             group: shape.group() as u32,
             scale,
@@ -151,7 +168,7 @@ impl<'a> Call<'a> {
             ],
             lse: self.lse,
             schedule,
-            visibility: self.attention.mask.visibility(shape.q_len, shape.kv_len),
+            visibility: device_visibility(self.attention),
             q_heads: shape.q_heads as u32,
             group: shape.group() as u32,
             axes: [plans[0].axes, plans[1].axes, plans[2].axes],
@@ -199,8 +216,27 @@ fn device_tensor(raw: &Raw, size: usize) -> DeviceTensor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attention::{Align, Mask, Shape};
     use crate::tensor::{Place, TensorRef};
     use half::bf16;
+
+    #[test]
+    fn keys_past_every_row_are_cut_off() {
+        let shape = Shape {
+            batch: 1,
+            q_heads: 1,
+            kv_heads: 1,
+            q_len: 3,
+            kv_len: 10,
+            head_dim: 8,
+            value_dim: 8,
+        };
+        let of = |mask| device_visibility(&Attention::new(shape).mask(mask));
+        assert_eq!(of(Mask::causal(Align::TopLeft)).kv_len, 3);
+        assert_eq!(of(Mask::causal(Align::BottomRight)).kv_len, 10);
+        assert_eq!((of(Mask::full()).kv_len, of(Mask::full()).right), (10, 13));
+        assert_eq!(of(Mask::causal(Align::TopLeft).window(None, Some(2))).kv_len, 5);
+    }
 
     #[test]
     fn the_widest_access_follows_address_and_strides() {

@@ -7,7 +7,7 @@ use super::exponential::exp;
 use super::pack::widen;
 use super::softmax::finite_lse;
 use super::vector::{LANES, Separate};
-use crate::attention::{Attention, Saved};
+use crate::attention::{Attention, Layout, Saved};
 use crate::cpu::problem::Problem;
 use crate::cpu::rows::{Rows, contiguous};
 use crate::element::Element;
@@ -75,12 +75,14 @@ fn of_head<T: Element>(
     let width = shape.value_dim.next_multiple_of(LANES);
     let (mut o, mut d_o) = (vec![0.0; width], vec![0.0; width]);
     let mut d_sink = 0.0;
-    for item in &problem.items {
+    // Packed items share one batch; others are one a batch.
+    let items = match problem.attention.layout {
+        Layout::Packed { .. } => &problem.items[..],
+        Layout::Dense | Layout::KeyLengths => &problem.items[batch..=batch],
+    };
+    for item in items {
         for row in 0..item.q_len() {
             let index = item.q_index(row, q_head);
-            if index[0] != batch {
-                break;
-            }
             widen(results.o.row(index), &mut o[..shape.value_dim]);
             widen(results.d_o.row(index), &mut d_o[..shape.value_dim]);
             let place = problem.lse_index(item, q_head, row);

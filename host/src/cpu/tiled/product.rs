@@ -110,6 +110,9 @@ pub(super) fn product(
     right.assert_holds(depth, columns);
     assert!(holds(target.len(), rows, 1, columns, target_stride));
     assert!(target_stride >= rows || columns <= 1);
+    // To `gemm` a single column is a matrix-vector product, of which it rounds `scale` times each
+    // element; its sums are scaled instead, as those of a matrix are.
+    let is_vector = columns == 1 && mode == Target::Replace;
     // SAFETY: by the assertions, every element that the sizes and strides reach lies in its slice,
     // or in the rows that `View::of_tensor` was vouched for, and target columns do not overlap.
     // `gemm` reads the target only if asked to add.
@@ -129,11 +132,14 @@ pub(super) fn product(
             right.column_stride,
             right.row_stride,
             1.0,
-            scale,
+            if is_vector { 1.0 } else { scale },
             false,
             false,
             false,
             Parallelism::None,
         );
+    }
+    if is_vector {
+        target[..rows].iter_mut().for_each(|sum| *sum *= scale);
     }
 }
