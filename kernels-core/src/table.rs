@@ -84,7 +84,9 @@ impl KernelSpec {
                     MaskClass::Full => 2,
                     MaskClass::Causal => 3,
                 };
-                copies * (tile.head_dim / 16 + tile.kv_columns / 16)
+                let products = copies * (tile.head_dim / 16 + tile.kv_columns / 16);
+                // And a warp's own `mma` of one tile's scores, for guesses that were too low.
+                products + tile.kv_columns / 8
             }
         }
     }

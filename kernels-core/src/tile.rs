@@ -229,9 +229,6 @@ pub trait Tiling {
 pub trait HopperTiling: Tiling {
     /// A thread's probabilities, packed in pairs: half as many registers as scores.
     type Packed: Fragment<u32>;
-    /// Whether the output is rescaled while the next scores are multiplied, before its product is
-    /// issued, rather than after: where it is wide, that hides the multiplications.
-    const RESCALE_EARLY: bool;
     /// Holds when the fragments have the lengths that the shape implies.
     const HOPPER_CHECKED: () = {
         assert!(Self::Packed::LEN * 2 == Self::SHAPE.score_values());

@@ -58,8 +58,7 @@ tilings! {
 
 macro_rules! hopper_tilings {
     ($($name:ident: $rows:literal x $keys:literal, dims $dim:literal $value_dim:literal,
-       stages $stages:literal, ping_pong $ping_pong:literal, rescale_early $early:literal,
-       $reason:literal;)*) => {
+       stages $stages:literal, ping_pong $ping_pong:literal, $reason:literal;)*) => {
         $(
             #[doc = $reason]
             #[derive(Clone, Copy, Debug)]
@@ -83,7 +82,6 @@ macro_rules! hopper_tilings {
 
             impl HopperTiling for $name {
                 type Packed = [u32; $keys / 4];
-                const RESCALE_EARLY: bool = $early;
             }
 
             const _: () = $name::CHECKED;
@@ -96,20 +94,20 @@ macro_rules! hopper_tilings {
 // D̂v / 2 output values: about 200 of 240 registers where two warpgroups consume, 130 of 160 where
 // three do. The number of keys then fills what shared memory (227 KB) leaves.
 hopper_tilings! {
-    Hopper64: 192 x 128, dims 64 64, stages 3, ping_pong true, rescale_early false,
+    Hopper64: 192 x 128, dims 64 64, stages 3, ping_pong true,
         "Exponentials cost as much as products: three warpgroups keep both units busy.";
-    Hopper96: 128 x 192, dims 96 96, stages 2, ping_pong true, rescale_early false,
+    Hopper96: 128 x 192, dims 96 96, stages 2, ping_pong true,
         "96 + 48 + 48 registers; 168 KB.";
-    Hopper128: 128 x 176, dims 128 128, stages 2, ping_pong true, rescale_early false,
+    Hopper128: 128 x 176, dims 128 128, stages 2, ping_pong true,
         "88 + 44 + 64 registers; 208 KB; wide tiles amortise the rescaling.";
-    Hopper128Causal: 128 x 128, dims 128 128, stages 2, ping_pong true, rescale_early false,
+    Hopper128Causal: 128 x 128, dims 128 128, stages 2, ping_pong true,
         "As many keys as rows, so that the diagonal wastes least.";
-    Hopper192: 128 x 112, dims 192 192, stages 2, ping_pong false, rescale_early true,
+    Hopper192: 128 x 112, dims 192 192, stages 2, ping_pong false,
         "96 output values, 56 + 28 for the scores; 216 KB.";
-    Hopper192x128: 128 x 128, dims 192 128, stages 2, ping_pong true, rescale_early false,
+    Hopper192x128: 128 x 128, dims 192 128, stages 2, ping_pong true,
         "64 output values; the wide K leaves 128 keys in 208 KB.";
-    Hopper64x256: 128 x 96, dims 64 256, stages 2, ping_pong false, rescale_early true,
+    Hopper64x256: 128 x 96, dims 64 256, stages 2, ping_pong false,
         "128 output values and 48 + 24 for the scores.";
-    Hopper256: 128 x 80, dims 256 256, stages 2, ping_pong true, rescale_early true,
+    Hopper256: 128 x 80, dims 256 256, stages 2, ping_pong true,
         "128 output values and 40 + 20 for the scores; 224 KB.";
 }

@@ -23,3 +23,29 @@ pub fn pack_f16x2(low: f32, high: f32) -> u32 {
     }
     pair
 }
+
+/// `max.bf16x2` (PTX ISA, "Half Precision Floating-Point Instructions: max"): the larger of each half;
+/// if one operand is NaN, the other.
+#[inline(always)]
+pub fn max_bf16x2(a: u32, b: u32) -> u32 {
+    let larger: u32;
+    // SAFETY: a pure function of registers.
+    unsafe {
+        ptx_asm!("max.bf16x2 {0}, {1}, {2};", out(reg32) larger, in(reg32) a, in(reg32) b,
+            options(pure, nomem, nostack));
+    }
+    larger
+}
+
+/// `max.f16x2` (PTX ISA, "Half Precision Floating-Point Instructions: max"): the larger of each half;
+/// if one operand is NaN, the other.
+#[inline(always)]
+pub fn max_f16x2(a: u32, b: u32) -> u32 {
+    let larger: u32;
+    // SAFETY: a pure function of registers.
+    unsafe {
+        ptx_asm!("max.f16x2 {0}, {1}, {2};", out(reg32) larger, in(reg32) a, in(reg32) b,
+            options(pure, nomem, nostack));
+    }
+    larger
+}

@@ -2,12 +2,15 @@
 
 use ferroflash_core::axes::{Bf16, Element, F16};
 
-use super::convert::{pack_bf16x2, pack_f16x2};
+use super::convert::{max_bf16x2, max_f16x2, pack_bf16x2, pack_f16x2};
 
 /// An element type the tensor cores multiply.
 pub trait MatrixElement: Element {
     /// Two values rounded to nearest, `low` in the low half.
     fn pack(low: f32, high: f32) -> u32;
+
+    /// The larger of each half; if one operand is NaN, the other.
+    fn max_pair(a: u32, b: u32) -> u32;
 
     /// `mma.sync.aligned.m16n8k16.row.col.f32` (PTX ISA, "mma"): `a · b + c`, with a 16×16, b 16×8
     /// and c 16×8 spread over the warp.
@@ -18,11 +21,16 @@ pub trait MatrixElement: Element {
 }
 
 macro_rules! matrix_element {
-    ($element:ty, $name:literal, $pack:ident) => {
+    ($element:ty, $name:literal, $pack:ident, $max:ident) => {
         impl MatrixElement for $element {
             #[inline(always)]
             fn pack(low: f32, high: f32) -> u32 {
                 $pack(low, high)
+            }
+
+            #[inline(always)]
+            fn max_pair(a: u32, b: u32) -> u32 {
+                $max(a, b)
             }
 
             #[inline(always)]
@@ -44,8 +52,8 @@ macro_rules! matrix_element {
         }
     };
 }
-matrix_element!(Bf16, "bf16", pack_bf16x2);
-matrix_element!(F16, "f16", pack_f16x2);
+matrix_element!(Bf16, "bf16", pack_bf16x2, max_bf16x2);
+matrix_element!(F16, "f16", pack_f16x2, max_f16x2);
 
 /// `ldmatrix.sync.aligned.m8n8.x4.shared.b16` (PTX ISA, "ldmatrix"): four 8×8 matrices of 16-bit
 /// elements; lanes 8i .. 8i+8 give the addresses of the rows of matrix i, and register i holds this

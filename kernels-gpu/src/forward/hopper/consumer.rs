@@ -12,22 +12,21 @@ use super::{Block, CONSUMER_BARRIER, Kernel, TURN_BARRIER, Turn, WARPGROUP_THREA
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::mbarrier::{mbarrier_arrive, mbarrier_wait};
 use crate::ptx::memory::{load_shared_v4, store_shared_v4};
-use crate::ptx::thread::{arrive_named, compute_before_waiting, sync_named, thread_idx_x};
+use crate::ptx::thread::{arrive_named, opaque, sync_named, thread_idx_x};
 use crate::ptx::tma::{fence_proxy_async, wait_stores_read};
+use crate::ptx::warp::any;
 use crate::ptx::wgmma::{Accumulator, Operand, Product, wgmma_commit, wgmma_fence, wgmma_wait};
 
 /// A thread's share of the consumer's rows.
 pub(super) struct Rows<T: HopperTiling> {
     /// Raw scores of the newest tile, then its probabilities.
-    scores: T::Scores,
+    pub(super) scores: T::Scores,
     /// Probabilities of the tile before, an operand.
     packed: T::Packed,
     /// Output numerator.
     pub(super) output: T::Output,
-    /// Maximum and sum of each row.
+    /// Reference and sum of each row.
     pub(super) state: RowPair,
-    /// What the newest tile multiplies the output by.
-    rescale: [f32; 2],
 }
 
 /// One consumer, as each of its threads sees it.
@@ -37,7 +36,8 @@ pub(super) struct Consumer<'a, T, E, M> {
     pub(super) index: u32,
     /// The thread's number in the warpgroup.
     pub(super) thread: u32,
-    k: Turn,
+    /// Position in the K ring.
+    pub(super) k: Turn,
     /// Position in the V ring; between an epilogue and [`Self::pass_outputs`], of the first of the
     /// output's turns.
     pub(super) v: Turn,
@@ -78,7 +78,6 @@ pub(super) unsafe fn consume<T: HopperTiling, E: MatrixElement, M: MaskKind>(
             packed: T::Packed::ZERO,
             output: T::Output::ZERO,
             state: RowPair::EMPTY,
-            rescale: [0.0; 2],
         };
         if work.tiles > 0 {
             consumer.attend(&mut rows, &work, turn > 0);
@@ -104,6 +103,12 @@ where
     #[inline(always)]
     pub(super) fn leads(&self) -> bool {
         self.thread == 0
+    }
+
+    /// Whether this thread arrives for its warp.
+    #[inline(always)]
+    fn leads_warp(&self) -> bool {
+        self.thread.is_multiple_of(32)
     }
 
     /// All K/V tiles of one work, from the last to the first.
@@ -147,7 +152,7 @@ where
             self.step::<false>(rows, first_row, tile);
         }
 
-        if self.leads() {
+        if self.leads_warp() {
             mbarrier_arrive(self.block.barrier(Kernel::<T>::BARRIERS.q_empty + self.index));
         }
         self.q_parity ^= 1;
@@ -171,21 +176,36 @@ where
         }
         wgmma_wait::<1>();
         rows.scores.settle();
-        self.leave_keys();
         if MASKED {
+            self.leave_keys();
             self.hide(rows, first_row, tile);
+            let rescale = self.advance(rows);
+            self.wait_output(rows);
+            self.pack(rows);
+            if any(rescale[0] != 1.0 || rescale[1] != 1.0) {
+                scale_rows(&mut rows.output, rescale);
+            }
+        } else {
+            let sums = rows.state.guess(&mut rows.scores, self.block.params.scale_log2);
+            self.wait_output(rows);
+            self.pack(rows);
+            if rows.state.needs_amending::<E, _>(&rows.packed) {
+                self.amend(rows, sums);
+            } else {
+                rows.state.take(sums);
+            }
+            // `amend` may have read the keys.
+            self.leave_keys();
         }
-        self.advance(rows);
-        compute_before_waiting(rows.state.row_sum[0] + rows.state.row_sum[1]);
+    }
+
+    /// Waits for the output; after it, the old probabilities may be overwritten, not before.
+    #[inline(always)]
+    unsafe fn wait_output(&mut self, rows: &mut Rows<T>) {
         wgmma_wait::<0>();
         rows.output.settle();
         self.leave_values();
-        // Not before the wait: the product was still reading the old probabilities.
         rows.scores.settle();
-        self.pack(rows);
-        if !T::RESCALE_EARLY {
-            scale_rows(&mut rows.output, rows.rescale);
-        }
     }
 
     /// Starts S = Q·Kᵀ with the ring's next K tile.
@@ -194,7 +214,12 @@ where
         let plan = Kernel::<T>::PLAN;
         let (q_layout, k_layout) = (Kernel::<T>::Q, Kernel::<T>::K);
         let shared = self.block.shared;
-        let q = Operand::new(&q_layout, shared + plan.q + self.index * q_layout.bytes());
+        let mut q = shared + plan.q + self.index * q_layout.bytes();
+        if T::SHAPE.head_dim > 128 {
+            // Opaque, so that its many descriptors are not kept in registers.
+            q = opaque(q);
+        }
+        let q = Operand::new(&q_layout, q);
         let k = Operand::new(&k_layout, shared + plan.k + self.k.slot * plan.k_stage);
         mbarrier_wait(
             self.block.barrier(Kernel::<T>::BARRIERS.k_full + self.k.slot),
@@ -215,7 +240,7 @@ where
         wgmma_commit();
     }
 
-    /// Starts O += P·V with the ring's next V tile, O rescaled first unless it is already.
+    /// Starts O += P·V with the ring's next V tile.
     #[inline(always)]
     unsafe fn start_output(&mut self, rows: &mut Rows<T>) {
         let plan = Kernel::<T>::PLAN;
@@ -225,9 +250,6 @@ where
             self.block.barrier(Kernel::<T>::BARRIERS.v_full + self.v.slot),
             self.v.parity,
         );
-        if T::RESCALE_EARLY {
-            scale_rows(&mut rows.output, rows.rescale);
-        }
         wgmma_fence();
         let mut step = 0;
         while step < T::SHAPE.kv_columns / 16 {
@@ -244,15 +266,15 @@ where
         wgmma_commit();
     }
 
-    /// Softmax of the newest scores.
+    /// Softmax of the newest scores, relative to the rows' true maxima.
     #[inline(always)]
-    unsafe fn advance(&self, rows: &mut Rows<T>) {
-        rows.rescale = rows.state.advance(&mut rows.scores, self.block.params.scale_log2);
+    pub(super) unsafe fn advance(&self, rows: &mut Rows<T>) -> [f32; 2] {
+        rows.state.advance(&mut rows.scores, self.block.params.scale_log2)
     }
 
     /// Rounds the newest probabilities into the operand of their product.
     #[inline(always)]
-    unsafe fn pack(&self, rows: &mut Rows<T>) {
+    pub(super) unsafe fn pack(&self, rows: &mut Rows<T>) {
         let mut pair = 0;
         while pair < T::Packed::LEN {
             *rows.packed.at_mut(pair) =
@@ -311,7 +333,7 @@ where
     /// The newest scores have been waited for: their K tile may go.
     #[inline(always)]
     unsafe fn leave_keys(&mut self) {
-        if self.leads() {
+        if self.leads_warp() {
             mbarrier_arrive(self.block.barrier(Kernel::<T>::BARRIERS.k_empty + self.k.slot));
         }
         self.k = self.k.next(T::SHAPE.stages);

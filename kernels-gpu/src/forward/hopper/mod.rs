@@ -15,9 +15,9 @@
 //!
 //! **What protects what.** Every slot has two transaction barriers. *Full* ends its phase when the
 //! copy has arrived (one arrival, the producer's, and its bytes); *empty* when each consumer has
-//! arrived once. One thread arrives for a consumer, since every read was by `wgmma` and has been
-//! waited for. The phase's parity flips each time the ring comes round. An output turn is passed
-//! late: a consumer arrives only after it has started its next scores, when the copy out has long
+//! arrived once. One thread arrives for a consumer's V, since every read was by `wgmma` and has
+//! been waited for; Q and K may also be read by single warps (see below), and each warp arrives.
+//! The phase's parity flips each time the ring comes round. An output turn is passed late: a consumer arrives only after it has started its next scores, when the copy out has long
 //! read the slot. The producer always has K one tile ahead of V, and has the next block's Q and
 //! first K under way before it comes to the output's turns, so that no consumer waits for itself.
 //!
@@ -25,8 +25,18 @@
 //! probabilities with V, and computes the next exponentials while that runs. Where
 //! [`HopperTiling::PING_PONG`] holds, consumers issue in turn (named barriers in a circle), so that
 //! one's exponentials also run under another's products. Probabilities are packed only once the
-//! product that reads the old ones has been waited for.
+//! product that reads the old ones has been waited for; half of the exponentials are left for after
+//! that wait, so that packing fits between them.
+//!
+//! **Guessing.** A softmax may be taken relative to any reference near the row's maximum. Where a
+//! tile needs no mask, a consumer takes the references it has: no maximum, no exchange and no vote
+//! stand before the first exponential, and the output needs no rescaling. Afterwards it looks at
+//! the packed probabilities. If one is above a bound, the warp scales this tile and all before to
+//! the true maxima; if one overflowed, or a reference is missing or so large that rounding would
+//! show, the warp multiplies its scores once more (`mma`, from the tiles in shared memory), and
+//! takes the maximum first. Tiles that need a mask, and the first, always do.
 
+mod amend;
 mod consumer;
 mod epilogue;
 mod producer;
@@ -39,7 +49,7 @@ use ferroflash_core::params::HopperForwardParams;
 use ferroflash_core::schedule::divide;
 use ferroflash_core::swizzle::PanelLayout;
 use ferroflash_core::tile::{
-    HopperBarriers, HopperTiling, RegisterSplit, SharedPlan, WARPGROUP_ROWS,
+    HopperBarriers, HopperTiling, RegisterSplit, SharedPlan, WARPGROUP_ROWS, WARPGROUP_WARPS,
 };
 
 use crate::ptx::matrix::MatrixElement;
@@ -217,9 +227,16 @@ unsafe fn initialise_barriers<T: HopperTiling>(block: &Block<'_>) {
     let consumers = T::SHAPE.warpgroups();
     let mut number = 0;
     while number < numbers.count {
-        let emptied =
-            (numbers.k_empty <= number && number < numbers.v_full) || numbers.v_empty <= number;
-        mbarrier_init(block.barrier(number), if emptied { consumers } else { 1 });
+        let arrivals = if numbers.v_empty <= number {
+            consumers
+        } else if numbers.k_empty <= number && number < numbers.v_full {
+            consumers * WARPGROUP_WARPS
+        } else if numbers.q_empty <= number && number < numbers.k_full {
+            WARPGROUP_WARPS
+        } else {
+            1
+        };
+        mbarrier_init(block.barrier(number), arrivals);
         number += 1;
     }
     fence_mbarrier_init();

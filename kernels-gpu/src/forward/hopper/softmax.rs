@@ -4,20 +4,34 @@ use ferroflash_core::fragment::Fragment;
 
 use super::super::softmax::LARGE_OFFSET;
 use crate::ptx::math::{exp2, fma, log2, max, reciprocal};
+use crate::ptx::matrix::MatrixElement;
+use crate::ptx::thread::compute_before_waiting;
 use crate::ptx::warp::{any, shuffle_xor};
 
 /// The softmax state of the two rows a thread holds parts of.
 #[derive(Clone, Copy)]
 pub(super) struct RowPair {
-    /// Largest raw score so far of each row, `-∞` before the first visible one.
+    /// The raw score that each row's exponentials are relative to, its reference: `-∞` before the
+    /// first visible one, later the maximum, or [`RISEN`] below it at most.
     pub(super) row_max: [f32; 2],
     /// This thread's part of each row's sum of exponentials.
     pub(super) row_sum: [f32; 2],
+    /// Whether all rows of the warp have references, and [`RowPair::guess`] may use them: none
+    /// makes an offset that rounding shows in.
+    pub(super) steady: bool,
 }
+
+/// A probability above this, relative to a reference that was guessed, makes the true maximum the
+/// reference. Keys that carry most of a row's weight then round as if they were relative to the
+/// maximum; a larger bound shows in the output's error where one key does.
+const RISEN: f32 = 8.0;
+/// Up to this sum, exponentials have not overflowed and can be scaled.
+const SCALABLE: f32 = 1e30;
 
 impl RowPair {
     /// The state of no keys.
-    pub(super) const EMPTY: Self = Self { row_max: [f32::NEG_INFINITY; 2], row_sum: [0.0; 2] };
+    pub(super) const EMPTY: Self =
+        Self { row_max: [f32::NEG_INFINITY; 2], row_sum: [0.0; 2], steady: false };
 
     /// Turns raw scores into unnormalised probabilities and advances the state. Returns the factors
     /// of what the rows have accumulated so far.
@@ -46,6 +60,7 @@ impl RowPair {
             };
             row += 1;
         }
+        self.note_steady(scale_log2);
         // The branch is the warp's, and taken by enormous scores alone.
         if any(offset[0].abs().max(offset[1].abs()) > LARGE_OFFSET) {
             subtract(scores, self.row_max);
@@ -67,6 +82,120 @@ impl RowPair {
         self.row_sum[0] = fma(self.row_sum[0], rescale[0], sums[0] + sums[1]);
         self.row_sum[1] = fma(self.row_sum[1], rescale[1], sums[2] + sums[3]);
         rescale
+    }
+
+    /// Turns raw scores into probabilities relative to the references as they are, and returns
+    /// this thread's part of their sums: neither maxima nor exchanges stand before the first
+    /// exponential. The caller looks at the outcome; see [`RowPair::needs_amending`].
+    #[inline(always)]
+    pub(super) unsafe fn guess<S: Fragment>(&self, scores: &mut S, scale_log2: f32) -> [f32; 2] {
+        let offset = self.offsets(scale_log2);
+        let mut sums = [0.0; 4];
+        let mut first = 0;
+        while first < S::LEN {
+            let mut value = 0;
+            while value < 4 {
+                let score = scores.at_mut(first + value);
+                *score = exp2(fma(*score, scale_log2, -offset[value / 2]));
+                sums[value] = if first == 0 { *score } else { sums[value] + *score };
+                value += 1;
+            }
+            first += 4;
+            // The second half runs after the wait for the output, where packing fits between.
+            if first == S::LEN / 8 * 4 {
+                compute_before_waiting(sums[0] + sums[1] + (sums[2] + sums[3]));
+            }
+        }
+        [sums[0] + sums[1], sums[2] + sums[3]]
+    }
+
+    /// Whether a guess, packed, must be amended in this warp: a probability is above [`RISEN`], or
+    /// there should have been no guess. One vote, so that the packing before it mingles with the
+    /// exponentials; positive floats compare as integers.
+    ///
+    /// # Safety
+    /// All lanes of the warp call this alike.
+    #[inline(always)]
+    pub(super) unsafe fn needs_amending<E: MatrixElement, P: Fragment<u32>>(
+        &self,
+        packed: &P,
+    ) -> bool {
+        // Four chains, since each maximum waits for the one before.
+        let mut chains = [packed.at(0), packed.at(1), packed.at(2), packed.at(3)];
+        let mut index = 4;
+        while index < P::LEN {
+            chains[index % 4] = E::max_pair(chains[index % 4], packed.at(index));
+            index += 1;
+        }
+        let halves = [E::max_pair(chains[0], chains[1]), E::max_pair(chains[2], chains[3])];
+        let largest = E::max_pair(halves[0], halves[1]);
+        let bound = E::pack(RISEN, 0.0);
+        any(!self.steady | (largest & 0xffff > bound) | (largest >> 16 > bound))
+    }
+
+    /// Accepts a guess, `sums` its sums.
+    #[inline(always)]
+    pub(super) fn take(&mut self, sums: [f32; 2]) {
+        self.row_sum[0] += sums[0];
+        self.row_sum[1] += sums[1];
+    }
+
+    /// Whether [`RowPair::rise`] can amend the guess with these sums.
+    ///
+    /// # Safety
+    /// All lanes of the warp call this alike.
+    #[inline(always)]
+    pub(super) unsafe fn can_rise(&self, sums: [f32; 2]) -> bool {
+        self.steady && !any(sums[0] > SCALABLE || sums[1] > SCALABLE)
+    }
+
+    /// Makes the maxima of guessed probabilities the references. Returns the factors of what the
+    /// rows have accumulated so far.
+    ///
+    /// # Safety
+    /// All lanes of the warp call this alike, after [`RowPair::can_rise`].
+    #[inline(always)]
+    pub(super) unsafe fn rise<S: Fragment>(
+        &mut self,
+        scores: &mut S,
+        sums: [f32; 2],
+        scale_log2: f32,
+    ) -> [f32; 2] {
+        let peaks = maxima(scores, [1.0; 2]);
+        let old = self.offsets(scale_log2);
+        let mut row = 0;
+        while row < 2 {
+            if peaks[row] > 1.0 {
+                self.row_max[row] += log2(peaks[row]) * reciprocal(scale_log2);
+            }
+            row += 1;
+        }
+        // From the new references as they were rounded: every tile then agrees on them.
+        let new = self.offsets(scale_log2);
+        let factors = [exp2(old[0] - new[0]), exp2(old[1] - new[1])];
+        let mut index = 0;
+        while index < S::LEN {
+            *scores.at_mut(index) *= factors[index / 2 % 2];
+            index += 1;
+        }
+        self.take(sums);
+        self.row_sum[0] *= factors[0];
+        self.row_sum[1] *= factors[1];
+        self.note_steady(scale_log2);
+        factors
+    }
+
+    #[inline(always)]
+    fn offsets(&self, scale_log2: f32) -> [f32; 2] {
+        [self.row_max[0] * scale_log2, self.row_max[1] * scale_log2]
+    }
+
+    /// Decides whether the next tile may be guessed. Before the first visible score, the offset is
+    /// infinite.
+    #[inline(always)]
+    unsafe fn note_steady(&mut self, scale_log2: f32) {
+        let offset = self.offsets(scale_log2);
+        self.steady = !any(offset[0].abs().max(offset[1].abs()) > LARGE_OFFSET);
     }
 
     /// The last step: what normalises each row's output, and its natural log-sum-exp. A row that

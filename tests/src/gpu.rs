@@ -1,0 +1,193 @@
+//! A call's tensors on a CUDA device.
+
+use std::sync::{Arc, OnceLock};
+
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use ferroflash::{
+    Attention, Device, Error, Family, Form, Inputs, KERNELS, KernelSpec, Output, Place, Plan,
+    Preference, Stream, TensorMut, TensorRef,
+};
+
+use crate::case::Case;
+use crate::element::Real;
+use crate::memory::{Arrangement, Owned};
+
+/// The device that GPU tests run on.
+///
+/// # Errors
+/// [`Error::NoDriver`] or [`Error::NoDevice`] where there is none.
+pub fn device() -> Result<Device, Error> {
+    static DEVICE: OnceLock<Result<Device, Error>> = OnceLock::new();
+    DEVICE.get_or_init(|| Device::cuda(0)).clone()
+}
+
+/// Whether GPU tests are to run. With `FERROFLASH_REQUIRE_GPU=1` they always are, and fail where
+/// there is no GPU.
+pub fn is_present_or_required() -> bool {
+    std::env::var("FERROFLASH_REQUIRE_GPU").is_ok_and(|value| value == "1") || device().is_ok()
+}
+
+/// The forms to test: both, or the one that `FERROFLASH_ARTIFACT` names.
+pub fn forms() -> Vec<Form> {
+    match std::env::var("FERROFLASH_ARTIFACT").as_deref() {
+        Ok("cubin") => vec![Form::Cubin],
+        Ok("ptx") => vec![Form::Ptx],
+        _ => vec![Form::Cubin, Form::Ptx],
+    }
+}
+
+/// The plan of a call by a kernel's name and form, or the planner's choice.
+///
+/// # Errors
+/// The planner's.
+pub fn plan<T: Real>(
+    attention: &Attention,
+    kernel: Option<&str>,
+    form: Option<Form>,
+) -> Result<Plan<T>, Error> {
+    attention.plan_with(&device()?, Preference { kernel, form })
+}
+
+/// The plan of a call by the narrowest kernel of a family that runs it.
+///
+/// # Errors
+/// Where there is none, the refusal by the widest.
+pub fn plan_of_family<T: Real>(
+    attention: &Attention,
+    family: Family,
+    form: Form,
+) -> Result<Plan<T>, Error> {
+    let mut kernels: Vec<&KernelSpec> = KERNELS.iter().collect();
+    kernels.retain(|spec| spec.family == family && spec.dtype == T::DTYPE);
+    kernels.sort_by_key(|spec| (spec.tile.head_dim + spec.tile.value_dim, spec.mask));
+    let mut refusal = None;
+    for spec in kernels {
+        match plan(attention, Some(spec.name), Some(form)) {
+            Err(error @ Error::Unsupported { .. }) => refusal = Some(error),
+            answer => return answer,
+        }
+    }
+    match refusal {
+        Some(refusal) => Err(refusal),
+        None => plan(attention, None, Some(form)),
+    }
+}
+
+/// The device's default cudarc stream, on which tensors are copied.
+pub fn copy_stream() -> Arc<CudaStream> {
+    let device = device().expect("a device");
+    device.context().expect("a CUDA device").default_stream()
+}
+
+/// A tensor and its surroundings on the device.
+pub struct OnDevice<T> {
+    memory: CudaSlice<T>,
+    address: u64,
+    dims: Vec<usize>,
+    strides: Vec<i64>,
+    offset: usize,
+}
+
+impl<T: Real> OnDevice<T> {
+    /// Copies a tensor with everything around it.
+    pub fn upload(owned: &Owned<T>) -> Self {
+        let stream = copy_stream();
+        let memory = stream.clone_htod(&owned.values).expect("device memory");
+        stream.synchronize().expect("a copy");
+        let address = memory.device_ptr(&stream).0 + (owned.offset * size_of::<T>()) as u64;
+        let (dims, strides) = (owned.dims.clone(), owned.strides.clone());
+        Self { memory, address, dims, strides, offset: owned.offset }
+    }
+
+    /// Copies it back.
+    pub fn download(&self) -> Owned<T> {
+        let stream = copy_stream();
+        let values = stream.clone_dtoh(&self.memory).expect("a copy");
+        stream.synchronize().expect("a copy");
+        let (dims, strides) = (self.dims.clone(), self.strides.clone());
+        Owned { values, dims, strides, offset: self.offset }
+    }
+
+    fn replace(&mut self, values: &[T]) {
+        let stream = copy_stream();
+        stream.memcpy_htod(values, &mut self.memory).expect("a copy");
+        stream.synchronize().expect("a copy");
+    }
+
+    fn fill_with_poison(&mut self) {
+        self.replace(&vec![T::POISON; self.memory.len()]);
+    }
+
+    /// To read.
+    pub fn view(&self) -> TensorRef<'_, T> {
+        // SAFETY: the memory was allocated for exactly these elements, and tests synchronise before
+        // they drop it.
+        unsafe {
+            TensorRef::from_raw(self.address as *const T, &self.dims, &self.strides, Place::Cuda(0))
+        }
+        .expect("at most four axes")
+    }
+
+    /// To write.
+    pub fn view_mut(&mut self) -> TensorMut<'_, T> {
+        // SAFETY: as in `view`; the borrow is exclusive.
+        unsafe {
+            TensorMut::from_raw(self.address as *mut T, &self.dims, &self.strides, Place::Cuda(0))
+        }
+        .expect("at most four axes, no element twice")
+    }
+}
+
+/// A forward call on the device: its inputs, and outputs that hold poison.
+pub struct Loaded<T> {
+    q: OnDevice<T>,
+    k: OnDevice<T>,
+    v: OnDevice<T>,
+    o: OnDevice<T>,
+    lse: Option<OnDevice<f32>>,
+}
+
+impl<T: Real> Loaded<T> {
+    /// Copies the tensors of a call.
+    pub fn new(case: &Case<T>, with_lse: bool) -> Self {
+        let lse = || OnDevice::upload(&Owned::poisoned(&case.lse_dims, Arrangement::CONTIGUOUS));
+        Self {
+            q: OnDevice::upload(&case.q),
+            k: OnDevice::upload(&case.k),
+            v: OnDevice::upload(&case.v),
+            o: OnDevice::upload(&Owned::poisoned(&case.o_dims, case.results)),
+            lse: with_lse.then(lse),
+        }
+    }
+
+    /// Queues the call on `stream`.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn run(&mut self, plan: &Plan<T>, stream: &Stream) -> Result<(), Error> {
+        let inputs = Inputs::new(self.q.view(), self.k.view(), self.v.view());
+        let lse = self.lse.as_mut().map(OnDevice::view_mut);
+        plan.run_into(stream, inputs, &mut Output { o: self.o.view_mut(), lse })
+    }
+
+    /// Poison in every output again.
+    pub fn poison(&mut self) {
+        self.o.fill_with_poison();
+        if let Some(lse) = &mut self.lse {
+            lse.fill_with_poison();
+        }
+    }
+
+    /// Copies the q, k and v of another case of the same arrangements.
+    pub fn replace_inputs(&mut self, case: &Case<T>) {
+        self.q.replace(&case.q.values);
+        self.k.replace(&case.k.values);
+        self.v.replace(&case.v.values);
+    }
+
+    /// The outputs, once what was queued on `stream` has completed.
+    pub fn results(&self, stream: &Stream) -> (Owned<T>, Option<Owned<f32>>) {
+        stream.synchronize().expect("the kernel ran");
+        (self.o.download(), self.lse.as_ref().map(OnDevice::download))
+    }
+}

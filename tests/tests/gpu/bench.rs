@@ -1,0 +1,205 @@
+//! Times every kernel: B·S = 16384 tokens, H·D = 2048 channels, normal inputs, CUDA events.
+//!
+//! A sample is a group of launches long enough to be timed, divided by their number; 20 samples
+//! follow a warm-up. The last rows of one head are checked against the dense path as well, so that
+//! what is timed is known to be right at its real size. FLOPs are 2·B·H·S²·(D + Dv), half of it
+//! where a mask is causal.
+
+use std::sync::OnceLock;
+
+use cudarc::driver::sys::CUevent_flags;
+use cudarc::driver::{CudaSlice, DevicePtr};
+use ferroflash::cpu::dense::{self, Precision};
+use ferroflash::{
+    Align, Attention, Dtype, Element, Form, Inputs, KernelSpec, Mask, MaskClass, Output, Place,
+    Plan, Shape, Stream, TensorMut, TensorRef, contiguous_strides,
+};
+use ferroflash_tests::bound::{Measured, result_error};
+use ferroflash_tests::case::shape;
+use ferroflash_tests::element::Real;
+use ferroflash_tests::evidence;
+use ferroflash_tests::gpu::{copy_stream, device, plan};
+use ferroflash_tests::random::normal;
+use half::{bf16, f16};
+use libtest_mimic::Trial;
+use serde_json::{Map, json};
+
+use crate::{kernels_and_forms, trial};
+
+/// Tokens of a call.
+const TOKENS: usize = 16_384;
+/// Channels of all heads of a token, or just under.
+const CHANNELS: usize = 2_048;
+/// Rows of one head that are checked.
+const CHECKED_ROWS: usize = 8;
+const SAMPLES: usize = 20;
+/// Shortest group of launches, in milliseconds.
+const GROUP_MS: f32 = 2.0;
+
+/// `bench/KERNEL/FORM/sLENGTH`.
+pub(crate) fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for (spec, form, is_possible) in kernels_and_forms() {
+        for len in [1024, 4096, 16_384] {
+            let name = format!("bench/{}/{form}/s{len}", spec.name);
+            trials.push(trial(name, is_possible, move || match spec.dtype {
+                Dtype::F16 => time::<f16>(spec, form, len),
+                _ => time::<bf16>(spec, form, len),
+            }));
+        }
+    }
+    trials
+}
+
+/// Random q, k and v, wide enough for every kernel, on the host and on the device.
+struct Pool<T> {
+    host: [Vec<T>; 3],
+    device: [CudaSlice<T>; 3],
+}
+
+impl<T: Real> Pool<T> {
+    fn new() -> Self {
+        // Dv may be four times D.
+        let elements = TOKENS * CHANNELS * 4;
+        let values = |seed| -> Vec<T> {
+            let normal = normal(seed, TOKENS * CHANNELS, 1.0);
+            normal.iter().cycle().take(elements).map(|value| T::from_f32(*value)).collect()
+        };
+        let host = [1, 2, 3].map(values);
+        let stream = copy_stream();
+        let device = [0, 1, 2].map(|tensor| stream.clone_htod(&host[tensor]).expect("memory"));
+        stream.synchronize().expect("a copy");
+        Self { host, device }
+    }
+}
+
+/// An element type's pool, made once.
+trait Pooled: Real {
+    fn pool() -> &'static Pool<Self>;
+}
+
+macro_rules! pooled {
+    ($($element:ty)*) => {$(
+        impl Pooled for $element {
+            fn pool() -> &'static Pool<Self> {
+                static POOL: OnceLock<Pool<$element>> = OnceLock::new();
+                POOL.get_or_init(Pool::new)
+            }
+        }
+    )*};
+}
+pooled!(bf16 f16);
+
+fn time<T: Pooled>(spec: &'static KernelSpec, form: Form, len: usize) {
+    let (dim, value_dim) = (spec.tile.head_dim as usize, spec.tile.value_dim as usize);
+    let heads = CHANNELS / dim;
+    let sizes = shape(TOKENS / len, (heads, heads), (len, len), (dim, value_dim));
+    let is_causal = spec.mask != MaskClass::Full;
+    let mask = if is_causal { Mask::causal(Align::BottomRight) } else { Mask::full() };
+    let plan = plan::<T>(&Attention::new(sizes).mask(mask), Some(spec.name), Some(form));
+    let plan = plan.expect("it is eligible");
+    let queue = copy_stream();
+    let o_elements = sizes.o_dims().iter().product();
+    let mut o = queue.clone_htod(&vec![T::POISON; o_elements]).expect("memory");
+    queue.synchronize().expect("a copy");
+
+    let milliseconds = samples(&plan, &sizes, &mut o);
+    let had = queue.clone_dtoh(&o).expect("a copy");
+    queue.synchronize().expect("a copy");
+    let error = check(&sizes, mask, &had);
+
+    let cells = (sizes.batch * heads * len * len) as f64 * if is_causal { 0.5 } else { 1.0 };
+    let flops = 2.0 * cells * (dim + value_dim) as f64;
+    let teraflops = flops / (f64::from(median(&milliseconds)) * 1e9);
+    println!("{:<40} {form:<5} S {len:>5}: {teraflops:>6.1} TFLOP/s", spec.name);
+    let mut more = Map::new();
+    more.insert("ms".to_owned(), json!(milliseconds));
+    more.insert("tflops".to_owned(), json!(teraflops));
+    let workload = json!({
+        "name": "bench", "batch": sizes.batch, "q_heads": heads, "kv_heads": heads, "q_len": len,
+        "kv_len": len, "head_dim": dim, "value_dim": value_dim,
+        "mask": if is_causal { "BottomRight, right 0" } else { "full" },
+        "checked_rows": CHECKED_ROWS,
+    });
+    evidence::append(spec, form, workload, error, error.holds(), more);
+    error.assert_holds("o of the last rows");
+}
+
+/// Milliseconds of one launch, once a sample.
+fn samples<T: Pooled>(plan: &Plan<T>, sizes: &Shape, o: &mut CudaSlice<T>) -> Vec<f32> {
+    let queue = copy_stream();
+    let stream = Stream::from(queue.clone());
+    let (o_dims, pool) = (sizes.o_dims(), T::pool());
+    let o_address = o.device_ptr(&queue).0;
+    let read = |tensor: usize, dims: &[usize]| {
+        let address = pool.device[tensor].device_ptr(&queue).0;
+        let strides = contiguous_strides(dims);
+        // SAFETY: the pool is larger than any call's tensor and is never freed.
+        let view =
+            unsafe { TensorRef::from_raw(address as *const T, dims, &strides, Place::Cuda(0)) };
+        view.expect("four axes")
+    };
+    let launch = |count: usize| {
+        for _ in 0..count {
+            let inputs = Inputs::new(
+                read(0, &sizes.q_dims()),
+                read(1, &sizes.k_dims()),
+                read(2, &sizes.v_dims()),
+            );
+            let strides = contiguous_strides(&o_dims);
+            // SAFETY: `o` has this many elements and is borrowed until the queue is waited for.
+            let o = unsafe {
+                TensorMut::from_raw(o_address as *mut T, &o_dims, &strides, Place::Cuda(0))
+            };
+            let mut output = Output { o: o.expect("four axes"), lse: None };
+            plan.run_into(&stream, inputs, &mut output).expect("a launch");
+        }
+    };
+    let context = device().expect("a device").context().expect("CUDA").clone();
+    let event = || context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).expect("an event");
+    let (start, end) = (event(), event());
+    let group = |count: usize| -> f32 {
+        start.record(&queue).expect("recorded");
+        launch(count);
+        end.record(&queue).expect("recorded");
+        start.elapsed_ms(&end).expect("the kernels ran") / count as f32
+    };
+    group(2);
+    let count = (GROUP_MS / group(3)).ceil().clamp(1.0, 1000.0) as usize;
+    group(count);
+    (0..SAMPLES).map(|_| group(count)).collect()
+}
+
+fn median(samples: &[f32]) -> f32 {
+    let mut sorted = samples.to_vec();
+    sorted.sort_by(f32::total_cmp);
+    sorted[sorted.len() / 2]
+}
+
+/// The last rows of the last head of the last item: a call of few rows, bottom-right aligned.
+fn check<T: Pooled>(sizes: &Shape, mask: Mask, o: &[T]) -> Measured {
+    let s = sizes;
+    let rows = Shape { batch: 1, q_heads: 1, kv_heads: 1, q_len: CHECKED_ROWS, ..*s };
+    let attention = Attention::new(rows).mask(mask);
+    let pool = T::pool();
+    let tensor = |number: usize, rows: usize, dim: usize| {
+        let row = s.q_heads * dim;
+        let first = (s.batch * s.q_len - rows) * row + (s.q_heads - 1) * dim;
+        let dims = [1, rows, 1, dim];
+        let strides = [0, row as i64, 0, 1];
+        TensorRef::host_strided(&pool.host[number][first..], &dims, &strides).expect("inside")
+    };
+    let [exact, rounded] = [Precision::F64, Precision::Rounded(<T as Element>::DTYPE)].map(|p| {
+        let inputs = Inputs::new(
+            tensor(0, CHECKED_ROWS, s.head_dim),
+            tensor(1, s.kv_len, s.head_dim),
+            tensor(2, s.kv_len, s.value_dim),
+        );
+        dense::forward(&attention, &inputs, p).expect("a call that the oracle accepts").o
+    });
+    let row = s.q_heads * s.value_dim;
+    let last = o.chunks_exact(row).skip(s.batch * s.q_len - CHECKED_ROWS);
+    let had: Vec<f64> =
+        last.flat_map(|row| &row[row.len() - s.value_dim..]).map(|x| x.to_f64()).collect();
+    result_error(&had, &exact, &rounded, T::DTYPE)
+}

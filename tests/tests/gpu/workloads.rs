@@ -1,0 +1,246 @@
+//! The calls that every kernel is tried on: tile edges, ratios of lengths and heads, channels that
+//! the tile pads, memory orders and starts, scales and extremes.
+//!
+//! Whatever surrounds a tensor is NaN, and so are keys that no row may see.
+
+use ferroflash::{Align, KernelSpec, MaskClass, Shape};
+use ferroflash_tests::case::{Case, Sight, shape};
+use ferroflash_tests::element::Real;
+use ferroflash_tests::memory::Arrangement;
+use serde_json::{Value, json};
+
+/// What q, k and v hold.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Fill {
+    /// Normal values of this standard deviation.
+    Normal(f32),
+    /// q = 64, k = −64, v = 1: every product far below zero, a multiple of 4096.
+    FarBelow,
+    /// The same with 63 and −65 in the last channel, which makes it odd.
+    FarBelowOdd,
+}
+
+/// One call.
+#[derive(Clone, Debug)]
+pub(crate) struct Workload {
+    /// Its name.
+    pub(crate) name: String,
+    /// Its sizes.
+    pub(crate) shape: Shape,
+    /// Which keys a row sees.
+    pub(crate) sight: Sight,
+    /// Factor of the scores, if not the usual one.
+    pub(crate) scale: Option<f32>,
+    /// Contents.
+    pub(crate) fill: Fill,
+    /// Arrangements of q, k, v and o.
+    pub(crate) arranged: [Arrangement; 4],
+    /// Whether lse is asked for.
+    pub(crate) with_lse: bool,
+    /// Seed of the contents.
+    pub(crate) seed: u64,
+}
+
+impl Workload {
+    fn new(name: &str, shape: Shape, mask: MaskClass) -> Self {
+        let workload = Self {
+            name: name.to_owned(),
+            shape,
+            sight: Sight::BOTTOM_RIGHT,
+            scale: None,
+            fill: Fill::Normal(1.0),
+            arranged: [Arrangement::CONTIGUOUS; 4],
+            with_lse: true,
+            seed: name.bytes().fold(7, |seed, byte| (seed * 31 + u64::from(byte)) % 1_000_003),
+        };
+        match mask {
+            MaskClass::Full => Self { sight: Sight::FULL, ..workload },
+            _ => workload,
+        }
+    }
+
+    fn masked(self, align: Align, right: usize) -> Self {
+        Self { sight: Sight { align, left: None, right: Some(right) }, ..self }
+    }
+
+    fn arranged(self, arrangement: Arrangement) -> Self {
+        Self { arranged: [arrangement; 4], ..self }
+    }
+
+    /// The call with its tensors; keys that no row sees are NaN.
+    pub(crate) fn case<T: Real>(&self) -> Case<T> {
+        let deviation = match self.fill {
+            Fill::Normal(deviation) => deviation,
+            Fill::FarBelow | Fill::FarBelowOdd => 1.0,
+        };
+        let mut case = Case::<T>::new(self.shape, self.sight, self.seed, deviation);
+        if let Some(scale) = self.scale {
+            case = case.with_scale(scale);
+        }
+        if !matches!(self.fill, Fill::Normal(_)) {
+            let dim = self.shape.head_dim;
+            let is_odd = |index| self.fill == Fill::FarBelowOdd && index % dim == dim - 1;
+            case.q.set(|index, _| if is_odd(index) { 63.0 } else { 64.0 });
+            case.k.set(|index, _| if is_odd(index) { -65.0 } else { -64.0 });
+            case.v.set(|_, _| 1.0);
+        }
+        let mut case = case.arranged(self.arranged);
+        let (rows, keys) = (self.shape.q_len, self.shape.kv_len);
+        let is_seen = |key: usize| (0..rows).any(|row| self.sight.sees(row, key, rows, keys));
+        for key in (0..keys).filter(|key| !is_seen(*key)) {
+            for item in 0..self.shape.batch {
+                case.k.set_rows(item, key..key + 1, f32::NAN);
+                case.v.set_rows(item, key..key + 1, f32::NAN);
+            }
+        }
+        case
+    }
+
+    /// For the record.
+    pub(crate) fn describe(&self) -> Value {
+        let s = &self.shape;
+        let mask = match self.sight.right {
+            None => "full".to_owned(),
+            Some(right) => format!("{:?}, right {right}", self.sight.align),
+        };
+        json!({
+            "name": self.name,
+            "batch": s.batch, "q_heads": s.q_heads, "kv_heads": s.kv_heads,
+            "q_len": s.q_len, "kv_len": s.kv_len,
+            "head_dim": s.head_dim, "value_dim": s.value_dim,
+            "mask": mask, "fill": format!("{:?}", self.fill), "seed": self.seed,
+        })
+    }
+}
+
+/// Every workload of a kernel.
+pub(crate) fn workloads(spec: &KernelSpec) -> Vec<Workload> {
+    let mut all = lengths_and_heads(spec);
+    all.extend(channels(spec));
+    all.extend(memory(spec));
+    all.extend(scales(spec));
+    if spec.mask != MaskClass::Full {
+        all.extend(diagonals(spec));
+    }
+    all
+}
+
+/// The compiled (D, Dv) and (query rows, keys) of a tile.
+fn tile(spec: &KernelSpec) -> ((usize, usize), (usize, usize)) {
+    let t = &spec.tile;
+    ((t.head_dim as usize, t.value_dim as usize), (t.q_rows as usize, t.kv_columns as usize))
+}
+
+fn lengths_and_heads(spec: &KernelSpec) -> Vec<Workload> {
+    let (dims, (rows, keys)) = tile(spec);
+    let sized = |name, batch, heads, lengths| {
+        Workload::new(name, shape(batch, heads, lengths, dims), spec.mask)
+    };
+    vec![
+        sized("tiles", 1, (2, 2), (2 * rows, 3 * keys)),
+        sized("one_tile", 1, (1, 1), (rows, keys)),
+        sized("tails", 2, (3, 3), (rows + rows / 2 + 5, 2 * keys + keys / 2 + 3)),
+        sized("few_rows", 2, (2, 2), (37, 5 * keys + 7)),
+        sized("few_keys", 2, (2, 2), (2 * rows + 9, keys - 11)),
+        sized("one_row", 3, (2, 2), (1, 3 * keys + 1)),
+        sized("one_key", 1, (2, 2), (rows + 3, 1)),
+        sized("one_cell", 1, (1, 1), (1, 1)),
+        sized("many_keys", 1, (1, 1), (rows, 12 * keys - 1)),
+        sized("grouped_4", 1, (8, 2), (rows + 7, 2 * keys + 1)),
+        sized("grouped_3", 2, (9, 3), (70, keys + 9)),
+        sized("one_kv_head", 1, (7, 1), (rows + 1, keys + 1)),
+        sized("many_heads", 5, (13, 13), (17, 19)),
+        Workload { with_lse: false, ..sized("without_lse", 1, (2, 1), (rows + 1, keys + 1)) },
+    ]
+}
+
+/// Channels below the compiled ones: every width that a library user may have, and Dv ≠ D.
+fn channels(spec: &KernelSpec) -> Vec<Workload> {
+    let ((dim, value_dim), (rows, keys)) = tile(spec);
+    let narrower = |dim: usize| [dim - 8, dim - 16, dim - 24, dim - 2, dim - 3, 1];
+    let mut all: Vec<(usize, usize)> = narrower(dim).into_iter().zip(narrower(value_dim)).collect();
+    // Between compiled sizes, as models have them.
+    all.extend([40, 72, 80, 112, 136, 144, 160, 176].map(|d| (d, d)));
+    all.extend([(dim, 8), (8, value_dim), (dim, value_dim - 8), (dim - 5, value_dim)]);
+    all.retain(|(d, dv)| *d <= dim && *dv <= value_dim);
+    all.sort_unstable();
+    all.dedup();
+    let sized = |dims: (usize, usize)| {
+        let name = format!("channels_{}x{}", dims.0, dims.1);
+        Workload::new(&name, shape(1, (2, 1), (rows + 3, keys + 5), dims), spec.mask)
+    };
+    all.into_iter().map(sized).collect()
+}
+
+fn memory(spec: &KernelSpec) -> Vec<Workload> {
+    let (dims, (rows, keys)) = tile(spec);
+    let sized = |name: &str, heads, batch| {
+        Workload::new(name, shape(batch, heads, (rows + 6, keys + 10), dims), spec.mask)
+    };
+    let plain = Arrangement::CONTIGUOUS;
+    let mut all = vec![
+        sized("heads_first", (4, 2), 2).arranged(Arrangement::HEADS_FIRST),
+        sized("gap_of_8", (2, 2), 2).arranged(Arrangement { channel_gap: 8, ..plain }),
+        sized("gap_of_2", (2, 2), 2).arranged(Arrangement { channel_gap: 2, ..plain }),
+        sized("odd_strides", (2, 2), 2).arranged(Arrangement { channel_gap: 1, ..plain }),
+        sized("rows_past_the_end", (2, 2), 2)
+            .arranged(Arrangement { row_gap: rows + 2 * keys, ..plain }),
+    ];
+    for offset in 1..8 {
+        let arrangement = Arrangement { offset, ..plain };
+        all.push(sized(&format!("start_{offset}"), (2, 2), 1).arranged(arrangement));
+    }
+    let repeated = |name, arrangement| Workload {
+        arranged: [plain, arrangement, arrangement, plain],
+        ..sized(name, (4, 4), 3)
+    };
+    all.push(repeated("repeated_heads", Arrangement { repeat_heads: true, ..plain }));
+    all.push(repeated("repeated_batch", Arrangement { repeat_batch: true, ..plain }));
+    all.push(Workload {
+        arranged: [
+            Arrangement { offset: 3, ..plain },
+            Arrangement::HEADS_FIRST,
+            Arrangement { channel_gap: 4, ..plain },
+            Arrangement { heads_first: true, channel_gap: 2, offset: 2, ..plain },
+        ],
+        ..sized("each_otherwise", (2, 1), 2)
+    });
+    all
+}
+
+fn scales(spec: &KernelSpec) -> Vec<Workload> {
+    let (dims, (rows, keys)) = tile(spec);
+    let sized =
+        |name: &str, lengths| Workload::new(name, shape(1, (2, 1), lengths, dims), spec.mask);
+    let lengths = (rows + 11, 2 * keys + 13);
+    let scaled = |name, factor| Workload { scale: Some(factor), ..sized(name, lengths) };
+    let far = |name, fill, lengths| Workload { fill, ..sized(name, lengths) };
+    vec![
+        scaled("negative_scale", -0.125),
+        scaled("zero_scale", 0.0),
+        Workload { fill: Fill::Normal(3.0), ..sized("large_scores", lengths) },
+        far("r1_one_key_far_below", Fill::FarBelow, (1, 1)),
+        far("r1_odd_sum_far_below", Fill::FarBelowOdd, (1, 1)),
+        far("all_keys_far_below", Fill::FarBelow, lengths),
+    ]
+}
+
+/// Alignments and right sides; masked kernels run unmasked calls as well.
+fn diagonals(spec: &KernelSpec) -> Vec<Workload> {
+    let (dims, (rows, keys)) = tile(spec);
+    let sized =
+        |name: &str, lengths| Workload::new(name, shape(2, (2, 1), lengths, dims), spec.mask);
+    let (short, long) = (keys + 5, rows + 2 * keys + 9);
+    let (top, bottom) = (Align::TopLeft, Align::BottomRight);
+    vec![
+        sized("top_left_square", (rows + 5, rows + 5)).masked(top, 0),
+        sized("top_left_more_keys", (short, long)).masked(top, 0),
+        sized("top_left_more_rows", (long, short)).masked(top, 0),
+        sized("empty_rows", (rows + 70, 40)).masked(bottom, 0),
+        sized("empty_tiles", (3 * rows + 1, 2)).masked(bottom, 0),
+        sized("right_5", (rows + 9, rows + 31)).masked(top, 5),
+        sized("right_of_a_tile", (long, long)).masked(bottom, keys),
+        sized("right_in_empty_rows", (rows + 90, 60)).masked(bottom, 17),
+        Workload { sight: Sight::FULL, ..sized("unmasked", (rows + 3, keys + 9)) },
+    ]
+}
