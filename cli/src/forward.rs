@@ -103,7 +103,7 @@ impl<T: Stored> Chosen<T> {
                 o: axes.view_mut(shape.o_dims(), |dims| o.tensor_mut(&stream, dims))?,
                 lse: Some(lse.tensor_mut(&stream, &shape.lse_dims())?),
             };
-            self.plan.run_into(&stream, inputs, &mut output)?;
+            self.plan.run(&stream, inputs, &mut output)?;
         }
         stream.synchronize()?;
         let milliseconds = begun.elapsed().as_secs_f64() * 1e3;

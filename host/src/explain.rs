@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::attention::Attention;
 use crate::choose::Choice;
 use crate::cuda::device::Limits;
-use crate::cuda::forward::{grid, schedule};
+use crate::cuda::forward::{grid, schedule, workspace_bytes};
 use crate::cuda::kernel::Kernel;
 
 /// What a plan will do and why.
@@ -116,7 +116,7 @@ impl Explanation {
                 blocks_per_multiprocessor: resident,
                 waves: schedule.blocks() as f64
                     / f64::from(resident * limits.multiprocessors).max(1.0),
-                workspace_bytes: 0,
+                workspace_bytes: workspace_bytes(spec),
             }),
             rejected: choice
                 .rejected

@@ -28,7 +28,7 @@
 //!     v.tensor(&stream, &shape.v_dims())?,
 //! );
 //! let mut output = Output { o: o.tensor_mut(&stream, &shape.o_dims())?, lse: None };
-//! plan.run_into(&stream, inputs, &mut output)?;
+//! plan.run(&stream, inputs, &mut output)?; // run_into() takes a workspace of the caller's
 //! drop(output);
 //! assert!(o.to_vec(&stream)?.iter().all(|x| (x - 0.3).abs() < 1e-6));
 //! # Ok(())
@@ -61,5 +61,5 @@ pub use error::{Error, Result};
 pub use explain::{Explanation, Launch};
 pub use ferroflash_core::axes::{Direction, Dtype, Family, MaskClass};
 pub use ferroflash_core::table::{KERNELS, KernelSpec};
-pub use plan::{Plan, Preference, WorkspaceBytes};
+pub use plan::{Plan, Preference, WORKSPACE_ALIGNMENT, Workspace, WorkspaceBytes};
 pub use tensor::{MAX_RANK, Place, TensorMut, TensorRef, contiguous_strides};

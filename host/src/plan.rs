@@ -11,13 +11,14 @@ use crate::choose::choose;
 use crate::cpu;
 use crate::cuda::artifacts::Form;
 use crate::cuda::device::CudaDevice;
-use crate::cuda::forward::Call;
+use crate::cuda::forward::{Call, workspace_bytes};
 use crate::cuda::kernel::Kernel;
+use crate::cuda::scratch::Scratch;
 use crate::device::{Device, Stream};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::explain::Explanation;
-use crate::tensor::{Place, Raw, TensorRef};
+use crate::tensor::{Place, Raw, TensorMut, TensorRef};
 
 /// What a plan may be told about its kernel; the default leaves everything to the planner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +36,28 @@ pub struct WorkspaceBytes {
     /// Of [`Plan::run_into`].
     pub forward: usize,
 }
+
+/// Memory that a call uses while it runs, on the plan's device.
+pub struct Workspace<'a> {
+    raw: Option<Raw>,
+    _life: PhantomData<&'a mut [u8]>,
+}
+
+impl Workspace<'_> {
+    /// No memory, for a plan that needs none.
+    pub const fn none() -> Self {
+        Self { raw: None, _life: PhantomData }
+    }
+}
+
+impl<'a> From<TensorMut<'a, u8>> for Workspace<'a> {
+    fn from(bytes: TensorMut<'a, u8>) -> Self {
+        Self { raw: Some(bytes.raw), _life: PhantomData }
+    }
+}
+
+/// What a workspace's address is a multiple of.
+pub const WORKSPACE_ALIGNMENT: usize = 4;
 
 /// A validated call with its kernel: immutable, and usable from any thread.
 pub struct Plan<T> {
@@ -114,11 +137,38 @@ impl<T: Element> Plan<T> {
 
     /// Bytes of workspace that each direction needs.
     pub fn workspace(&self) -> WorkspaceBytes {
-        WorkspaceBytes::default()
+        let forward = match &self.backend {
+            Backend::Cpu => 0,
+            Backend::Cuda(forward) => workspace_bytes(forward.kernel.spec),
+        };
+        WorkspaceBytes { forward }
+    }
+
+    /// As [`Plan::run_into`], with a workspace of the library's own where one is needed, allocated
+    /// on `stream` for the call.
+    ///
+    /// # Errors
+    /// As [`Plan::run_into`], and [`Error::OutOfMemory`].
+    pub fn run(
+        &self,
+        stream: &Stream,
+        inputs: Inputs<'_, T>,
+        output: &mut Output<'_, T>,
+    ) -> Result<()> {
+        match (&self.backend, self.workspace().forward) {
+            (Backend::Cpu, _) | (_, 0) => self.run_into(stream, inputs, output, Workspace::none()),
+            (Backend::Cuda(forward), bytes) => {
+                let memory = Scratch::new(&forward.device, stream.handle(self.place)?, bytes)?;
+                let workspace = Workspace { raw: Some(memory.raw()?), _life: PhantomData };
+                self.run_into(stream, inputs, output, workspace)
+            }
+        }
     }
 
     /// Computes o and, where asked for, lse. On a CUDA device the work is queued on `stream`:
     /// nothing is allocated, copied or waited for, so the call may be captured in a graph.
+    /// `workspace` holds at least [`Plan::workspace`]'s bytes, whatever is in them; calls that may
+    /// overlap need one each.
     ///
     /// # Errors
     /// The first tensor that does not fit the call, by name; nothing is written then. A fault of
@@ -128,6 +178,7 @@ impl<T: Element> Plan<T> {
         stream: &Stream,
         inputs: Inputs<'_, T>,
         output: &mut Output<'_, T>,
+        workspace: Workspace<'_>,
     ) -> Result<()> {
         let handle = stream.handle(self.place)?;
         match &self.backend {
@@ -138,7 +189,8 @@ impl<T: Element> Plan<T> {
                 if shape.batch * shape.q_heads * shape.q_len == 0 {
                     return Ok(());
                 }
-                let call = Call::new(&self.attention, &inputs, output);
+                let workspace = self.check_workspace(&workspace)?;
+                let call = Call::new(&self.attention, &inputs, output, workspace);
                 // SAFETY: the tensors were checked against the call just now, and their borrows
                 // and constructors vouch for their memory; the stream is of the plan's device.
                 unsafe { forward.run(&call, handle) }
@@ -206,6 +258,33 @@ impl<T: Element> Plan<T> {
                 problem: "was given, but the plan's attention does not declare it",
             }),
         }
+    }
+
+    /// The address of a workspace that is large enough, or 0 where none is needed.
+    fn check_workspace(&self, workspace: &Workspace<'_>) -> Result<u64> {
+        let needs = self.workspace().forward;
+        let Some(raw) = workspace.raw.filter(|_| needs > 0) else {
+            return if needs == 0 { Ok(0) } else { Err(Error::Workspace { had: 0, needs }) };
+        };
+        let had = raw.dims()[0];
+        if had < needs {
+            return Err(Error::Workspace { had, needs });
+        }
+        if raw.place != self.place {
+            return Err(Error::Placement {
+                tensor: "workspace",
+                had: raw.place.to_string(),
+                needs: self.place.to_string(),
+            });
+        }
+        if !raw.address.is_multiple_of(WORKSPACE_ALIGNMENT) {
+            return Err(Error::argument(
+                "workspace",
+                format!("address {:#x}", raw.address),
+                format!("a multiple of {WORKSPACE_ALIGNMENT}"),
+            ));
+        }
+        Ok(raw.address as u64)
     }
 
     fn check(&self, tensor: &'static str, raw: &Raw, dims: &[usize]) -> Result<()> {

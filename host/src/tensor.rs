@@ -39,7 +39,12 @@ pub(crate) struct Raw {
 }
 
 impl Raw {
-    fn new(address: usize, dims: &[usize], strides: &[i64], place: Place) -> Result<Self> {
+    pub(crate) fn new(
+        address: usize,
+        dims: &[usize],
+        strides: &[i64],
+        place: Place,
+    ) -> Result<Self> {
         if dims.is_empty() || dims.len() > MAX_RANK {
             return Err(Error::argument(
                 "dims",

@@ -62,7 +62,10 @@ pub struct HopperForwardParams {
     pub maps: [TensorMap; 4],
     /// f32 `[batch, q_heads, q_len]`, contiguous; 0 where it is not wanted.
     pub lse: u64,
-    /// Work of the whole call; persistent blocks share it (see [`ForwardSchedule::dealt`]).
+    /// A u32 from which blocks draw their next work; zero when the kernel starts. A block's first
+    /// work is the one of its own number.
+    pub counter: u64,
+    /// Work of the whole call, which persistent blocks share.
     pub schedule: ForwardSchedule,
     /// The visible cells of every item.
     pub visibility: Visibility,

@@ -96,14 +96,15 @@ impl KernelSpec {
         match (self.family, self.direction) {
             // One a K/V tile; two around the staging of the output.
             (Family::Portable, Direction::Forward) => 3,
-            // At the start, around turning the queries' sign, before the output is copied out; and
-            // for the turns, one before the first and a pair in each loop.
+            // At the start, after turning the queries' sign, after skipped tiles, before the output
+            // is copied out, and a warp's two around its work; for the turns, one before the first
+            // and a pair in each loop.
             (Family::Hopper, Direction::Forward) => {
                 let loops = match self.mask {
-                    MaskClass::Full => 1,
-                    MaskClass::Causal => 2,
+                    MaskClass::Full => 2,
+                    MaskClass::Causal => 3,
                 };
-                if self.ping_pong { 4 + 2 * loops } else { 3 }
+                if self.ping_pong { 7 + 2 * loops } else { 6 }
             }
         }
     }

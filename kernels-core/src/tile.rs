@@ -122,6 +122,9 @@ pub struct SharedPlan {
     pub o: u32,
     /// The transaction barriers, 8 bytes each; see [`HopperBarriers`].
     pub barriers: u32,
+    /// Works, 16 bytes each: the block's next one a V slot, which an output's turn brings; two of
+    /// the producer's own; and the one that each consuming warp attends to.
+    pub works: u32,
     /// Bytes of the whole plan.
     pub bytes: u32,
 }
@@ -137,11 +140,11 @@ impl SharedPlan {
         let v_stage = aligned(tile.v_layout().bytes());
         let bytes = v + v_stage * tile.stages;
         assert!(tile.o_layout().bytes() <= bytes, "the output tile fits where the inputs lay");
-        Self { q, k, k_stage, v, v_stage, o: 0, barriers: bytes, bytes }
+        Self { q, k, k_stage, v, v_stage, o: 0, barriers: bytes, works: bytes, bytes }
     }
 
-    /// The hopper forward: the Q rows of each warpgroup, the K ring, the V ring, the barriers. The
-    /// output tile takes turns in the V ring; see [`TileShape::output_turns`].
+    /// The hopper forward: the Q rows of each warpgroup, the K ring, the V ring, the barriers,
+    /// the next work. The output tile takes turns in the V ring; see [`TileShape::output_turns`].
     pub const fn hopper_forward(tile: TileShape) -> Self {
         let q = 0;
         let k = q + tile.warpgroups() * aligned(tile.warpgroup_q_layout().bytes());
@@ -149,9 +152,10 @@ impl SharedPlan {
         let v = k + k_stage * tile.stages;
         let v_stage = aligned(tile.v_layout().bytes());
         let barriers = v + v_stage * tile.stages;
-        let bytes = barriers + HopperBarriers::of(tile).count * 8;
+        let works = (barriers + HopperBarriers::of(tile).count * 8).next_multiple_of(16);
+        let bytes = works + (tile.stages + 2 + tile.warps) * 16;
         assert!(bytes <= HOPPER_SHARED_BYTES, "the plan exceeds a block's shared memory");
-        Self { q, k, k_stage, v, v_stage, o: v, barriers, bytes }
+        Self { q, k, k_stage, v, v_stage, o: v, barriers, works, bytes }
     }
 }
 

@@ -206,7 +206,7 @@ impl Call {
     /// Every address is that of a tensor at the call's place with the dimensions and strides
     /// given, valid until the work has completed on the call's stream; nothing else touches the
     /// outputs until then. The stream belongs to the device's primary context.
-    unsafe fn run<T: Planned>(&self, o: usize, lse: usize) -> Result<()> {
+    unsafe fn run<T: Planned>(&self, [o, lse, workspace]: [usize; 3]) -> Result<()> {
         let plan = T::plans().get(&self.description)?;
         let Description { shape, place, .. } = self.description;
         let stream = match place {
@@ -235,9 +235,18 @@ impl Call {
             // SAFETY: as above.
             address => Some(unsafe { output(address, &shape.lse_dims(), place)? }),
         };
-        plan.run_into(&stream, inputs, &mut Output { o, lse })
+        let mut output = Output { o, lse };
+        if workspace == 0 {
+            return plan.run(&stream, inputs, &mut output);
+        }
+        // SAFETY: as above.
+        let workspace = unsafe { self::output::<u8>(workspace, &[WORKSPACE_BYTES], place)? };
+        plan.run_into(&stream, inputs, &mut output, workspace.into())
     }
 }
+
+/// Bytes of the workspace that a caller gives, more than any forward kernel needs.
+const WORKSPACE_BYTES: usize = 64;
 
 /// A contiguous tensor to write.
 ///
@@ -252,7 +261,8 @@ unsafe fn output<'a, T>(address: usize, dims: &[usize], place: Place) -> Result<
 /// `forward(q, k, v, output, place, options)`: attention into memory that Python allocated.
 ///
 /// `output` holds the addresses of o, contiguous `[B, Sq, Hq, Dv]`, and of lse, contiguous
-/// `[B, Hq, Sq]` f32, or 0 for none. Addresses are taken at their word: only the package's own
+/// `[B, Hq, Sq]` f32, or 0 for none, and of a workspace of 64 bytes, or 0 to have one allocated.
+/// Addresses are taken at their word: only the package's own
 /// Python calls this.
 #[pyfunction]
 #[pyo3(signature = (q, k, v, output, place, options, /))]
@@ -261,22 +271,22 @@ pub(crate) fn forward(
     q: Tensor<'_>,
     k: Tensor<'_>,
     v: Tensor<'_>,
-    output: (usize, usize),
+    output: (usize, usize, usize),
     place: Where,
     options: &Bound<'_, PyTuple>,
 ) -> PyResult<()> {
     let call = Call::read([&q, &k, &v], &place, options)?;
     let dtype = place.dtype()?;
-    let (o, lse) = output;
+    let output = [output.0, output.1, output.2];
     let run = || -> Result<()> {
         // SAFETY: the Python side passes addresses, dimensions and strides of live tensors of
         // this element type and device, holds them for the call, and allocates o and lse of the
         // dimensions that the call implies; CUDA memory is ordered by the stream it passes.
         unsafe {
             match dtype {
-                Dtype::Bf16 => call.run::<bf16>(o, lse),
-                Dtype::F16 => call.run::<f16>(o, lse),
-                Dtype::F32 => call.run::<f32>(o, lse),
+                Dtype::Bf16 => call.run::<bf16>(output),
+                Dtype::F16 => call.run::<f16>(output),
+                Dtype::F32 => call.run::<f32>(output),
             }
         }
     };

@@ -145,18 +145,29 @@ pub struct Loaded<T> {
     v: OnDevice<T>,
     o: OnDevice<T>,
     lse: Option<OnDevice<f32>>,
+    /// More than any forward kernel needs; what is in it must not matter.
+    _workspace: CudaSlice<u8>,
+    workspace_address: u64,
 }
+
+/// Bytes of the workspace that calls are given.
+const WORKSPACE_BYTES: usize = 64;
 
 impl<T: Real> Loaded<T> {
     /// Copies the tensors of a call.
     pub fn new(case: &Case<T>, with_lse: bool) -> Self {
         let lse = || OnDevice::upload(&Owned::poisoned(&case.lse_dims, Arrangement::CONTIGUOUS));
+        let stream = copy_stream();
+        let workspace = stream.clone_htod(&[0xff_u8; WORKSPACE_BYTES]).expect("device memory");
+        let workspace_address = workspace.device_ptr(&stream).0;
         Self {
             q: OnDevice::upload(&case.q),
             k: OnDevice::upload(&case.k),
             v: OnDevice::upload(&case.v),
             o: OnDevice::upload(&Owned::poisoned(&case.o_dims, case.results)),
             lse: with_lse.then(lse),
+            _workspace: workspace,
+            workspace_address,
         }
     }
 
@@ -167,7 +178,12 @@ impl<T: Real> Loaded<T> {
     pub fn run(&mut self, plan: &Plan<T>, stream: &Stream) -> Result<(), Error> {
         let inputs = Inputs::new(self.q.view(), self.k.view(), self.v.view());
         let lse = self.lse.as_mut().map(OnDevice::view_mut);
-        plan.run_into(stream, inputs, &mut Output { o: self.o.view_mut(), lse })
+        let mut output = Output { o: self.o.view_mut(), lse };
+        let address = self.workspace_address as *mut u8;
+        // SAFETY: the bytes are this call's alone and outlive it, as its tensors do.
+        let workspace =
+            unsafe { TensorMut::from_raw(address, &[WORKSPACE_BYTES], &[1], Place::Cuda(0)) }?;
+        plan.run_into(stream, inputs, &mut output, workspace.into())
     }
 
     /// Poison in every output again.

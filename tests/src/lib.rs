@@ -8,7 +8,7 @@
 //! | [`case`] | one call with everything that it reads |
 //! | [`backend`] | the implementations, behind one forward and one backward function |
 //! | [`gpu`] | a call's tensors on a device |
-//! | [`reference`] | attention and its gradients by definition, one cell at a time |
+//! | [`mod@reference`] | attention and its gradients by definition, one cell at a time |
 //! | [`bound`] | how far a result may be from the reference |
 //! | [`evidence`] | the record that a GPU run leaves |
 

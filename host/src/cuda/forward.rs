@@ -33,8 +33,7 @@ pub(crate) fn schedule(
         shape.kv_len as u64 * channels * spec.dtype.bytes() as u64 / shape.group().max(1) as u64;
     let cache = match spec.family {
         Family::Portable => limits.l2_bytes * CACHE_SHARE.0 / CACHE_SHARE.1,
-        // Persistent blocks share a head's K and V best while they are at work on it together.
-        Family::Hopper => 0,
+        Family::Hopper => ForwardSchedule::SECTION_BYTES,
     };
     ForwardSchedule {
         q_blocks: spec.tile.q_blocks(shape.q_len) as u32,
@@ -68,6 +67,17 @@ pub(crate) struct Call<'a> {
     pub(crate) o: &'a Raw,
     /// Address of lse, or 0.
     pub(crate) lse: u64,
+    /// Address of the workspace, as large as [`workspace_bytes`] says.
+    pub(crate) workspace: u64,
+}
+
+/// Bytes of workspace that a forward kernel needs, aligned to 4.
+pub(crate) fn workspace_bytes(spec: &KernelSpec) -> usize {
+    match spec.family {
+        Family::Portable => 0,
+        // The counter from which persistent blocks draw their work.
+        Family::Hopper => 4,
+    }
 }
 
 impl<'a> Call<'a> {
@@ -75,9 +85,11 @@ impl<'a> Call<'a> {
         attention: &'a Attention,
         inputs: &'a Inputs<'_, T>,
         output: &'a Output<'_, T>,
+        workspace: u64,
     ) -> Self {
         Self {
             attention,
+            workspace,
             dtype: T::DTYPE,
             q: &inputs.q.raw,
             k: &inputs.k.raw,
@@ -167,6 +179,7 @@ impl<'a> Call<'a> {
                 map(self.o, &plans[3])?,
             ],
             lse: self.lse,
+            counter: self.workspace,
             schedule,
             visibility: device_visibility(self.attention),
             q_heads: shape.q_heads as u32,
@@ -177,6 +190,8 @@ impl<'a> Call<'a> {
             query_sign,
         };
         let blocks = grid(kernel.spec, &schedule, &device.limits);
+        // SAFETY: the counter is the caller's workspace, on the stream's device.
+        unsafe { kernel.clear(device, stream, self.workspace, workspace_bytes(kernel.spec)) }?;
         // SAFETY: these are the parameters of a hopper forward kernel; the rest is the caller's
         // promise.
         unsafe { kernel.launch(device, stream, blocks as u32, &params) }

@@ -79,6 +79,23 @@ impl Kernel {
         })
     }
 
+    /// Sets `bytes` bytes at `address` to zero, on `stream`.
+    ///
+    /// # Safety
+    /// The bytes are valid on the device until then, and `stream` belongs to its context.
+    pub(crate) unsafe fn clear(
+        &self,
+        device: &CudaDevice,
+        stream: sys::CUstream,
+        address: u64,
+        bytes: usize,
+    ) -> Result<()> {
+        let _current = device.enter()?;
+        // SAFETY: the caller's promise.
+        unsafe { result::memset_d8_async(address, 0, bytes, stream) }
+            .map_err(failed("cuMemsetD8Async", Some(self.spec.name)))
+    }
+
     /// Launches `blocks` blocks on `stream` with `params` by value.
     ///
     /// # Safety

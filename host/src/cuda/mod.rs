@@ -8,4 +8,5 @@ pub(crate) mod device;
 pub(crate) mod driver;
 pub(crate) mod forward;
 pub(crate) mod kernel;
+pub(crate) mod scratch;
 pub(crate) mod tensor_map;

@@ -31,6 +31,16 @@ pub unsafe fn mbarrier_arrive(barrier: u32) {
     ptx_asm!("mbarrier.arrive.shared::cta.b64 _, [{0}];", in(reg32) barrier, options(nostack));
 }
 
+/// `mbarrier.arrive.shared::cta.b64` with a count (PTX ISA, "mbarrier.arrive"): as many arrivals.
+///
+/// # Safety
+/// As [`mbarrier_arrive`], `count` times.
+#[inline(always)]
+pub unsafe fn mbarrier_arrive_many(barrier: u32, count: u32) {
+    ptx_asm!("mbarrier.arrive.shared::cta.b64 _, [{0}], {1};", in(reg32) barrier,
+        in(reg32) count, options(nostack));
+}
+
 /// `mbarrier.arrive.expect_tx.shared::cta.b64` (PTX ISA, "mbarrier.arrive"): one arrival, after
 /// which the phase also waits for `bytes` to be copied.
 ///

@@ -87,6 +87,18 @@ pub unsafe fn store_shared_v4(address: u32, value: [u32; 4]) {
         options(nostack));
 }
 
+/// `atom.relaxed.gpu.global.add.u32` (PTX ISA, "atom"): adds, and returns what was there.
+///
+/// # Safety
+/// `address` is aligned to 4; every thread that touches it during the kernel does so by atomics.
+#[inline(always)]
+pub unsafe fn fetch_add_global_u32(address: u64, value: u32) -> u32 {
+    let old: u32;
+    ptx_asm!("atom.relaxed.gpu.global.add.u32 {0}, [{1}], {2};", out(reg32) old, in(reg64) address,
+        in(reg32) value, options(nostack));
+    old
+}
+
 /// `ld.shared.u16` (PTX ISA, "ld").
 ///
 /// # Safety

@@ -2,6 +2,8 @@
 
 #[cfg(target_arch = "nvptx64")]
 unsafe extern "unadjusted" {
+    #[link_name = "llvm.nvvm.bar.warp.sync"]
+    fn bar_warp_sync(mask: u32);
     #[link_name = "llvm.nvvm.shfl.sync.bfly.i32"]
     fn shfl_sync_bfly_i32(mask: u32, value: u32, lane_mask: u32, clamp: u32) -> u32;
     #[link_name = "llvm.nvvm.shfl.sync.idx.i32"]
@@ -44,6 +46,19 @@ pub unsafe fn uniform(value: u32) -> u32 {
 pub unsafe fn any(condition: bool) -> bool {
     #[cfg(target_arch = "nvptx64")]
     return vote_any_sync(u32::MAX, condition);
+    #[cfg(not(target_arch = "nvptx64"))]
+    super::not_on_host()
+}
+
+/// `bar.warp.sync` (PTX ISA, "bar.warp.sync"): waits for all 32 lanes and makes their memory
+/// accesses visible to one another.
+///
+/// # Safety
+/// All 32 lanes reach the same call.
+#[inline(always)]
+pub unsafe fn sync_warp() {
+    #[cfg(target_arch = "nvptx64")]
+    return bar_warp_sync(u32::MAX);
     #[cfg(not(target_arch = "nvptx64"))]
     super::not_on_host()
 }

@@ -15,7 +15,7 @@ def forward(
     q: _Tensor,
     k: _Tensor,
     v: _Tensor,
-    output: tuple[int, int],
+    output: tuple[int, int, int],
     place: _Where,
     options: _Options,
     /,

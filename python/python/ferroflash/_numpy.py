@@ -23,7 +23,7 @@ def forward(
     (batch, rows, heads, _), value_dim = views[0][1], views[2][1][3]
     o = np.empty((batch, rows, heads, value_dim), q.dtype)
     lse = np.empty((batch, heads, rows), np.float32) if want_lse else None
-    output = (_address(o), 0 if lse is None else _address(lse))
+    output = (_address(o), 0 if lse is None else _address(lse), 0)
     _native.forward(*views, output, place, options)
     return o, lse
 

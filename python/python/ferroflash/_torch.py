@@ -57,7 +57,13 @@ def _forward(
     batch, rows, heads, _ = q.shape
     o = q.new_empty((batch, rows, heads, v.shape[3]))
     lse = q.new_empty((batch, heads, rows), dtype=torch.float32) if want_lse else None
-    output = (o.data_ptr(), 0 if lse is None else lse.data_ptr())
+    # Freed to the caching allocator on return, which gives it away again in stream order only.
+    workspace = q.new_empty(64, dtype=torch.uint8) if q.is_cuda else None
+    output = (
+        o.data_ptr(),
+        0 if lse is None else lse.data_ptr(),
+        0 if workspace is None else workspace.data_ptr(),
+    )
     _native.forward(*views, output, place, options)
     return o, lse
 

@@ -163,7 +163,7 @@ fn cudarc_slices_are_ordered_between_streams() {
         );
         let mut output =
             Output { o: TensorMut::cuda(&mut o, &runner, &s.o_dims()).expect("o"), lse: None };
-        plan.run_into(&stream, inputs, &mut output).expect("a launch");
+        plan.run(&stream, inputs, &mut output).expect("a launch");
         drop(output);
         let had: Vec<bf16> = reader.clone_dtoh(&o).expect("a copy");
         reader.synchronize().expect("a copy");
@@ -189,7 +189,7 @@ fn host_tensors_are_refused() {
     let (case, plan) = small(8, 64);
     let mut o = Owned::<bf16>::poisoned(&case.o_dims, Arrangement::CONTIGUOUS);
     let mut output = Output { o: o.view_mut(), lse: None };
-    let refused = plan.run_into(&Stream::from(copy_stream()), case.inputs(), &mut output);
+    let refused = plan.run(&Stream::from(copy_stream()), case.inputs(), &mut output);
     assert!(matches!(refused, Err(Error::Placement { tensor: "q", .. })), "{refused:?}");
 }
 

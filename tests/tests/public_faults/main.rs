@@ -1,9 +1,9 @@
 //! Inputs on which public attention libraries went wrong, as kinds, and what they must give.
 //!
 //! Tests are named `FAULT/DIRECTION/BACKEND`. What a GPU kernel does not do is refused by name: the
-//! table says which refusal each fault expects there, and a call that runs all the same fails. Where
-//! there is no GPU its tests are ignored by name; `FERROFLASH_REQUIRE_GPU=1` makes them fail. What
-//! cannot arise here at all is listed with its reason and ignored by name, too.
+//! table says which refusal each fault expects there, and a call that runs all the same fails.
+//! Where there is no GPU its tests are ignored by name; `FERROFLASH_REQUIRE_GPU=1` makes them fail.
+//! What cannot arise here at all is listed with its reason and ignored by name, too.
 
 mod bias;
 mod far;

@@ -156,7 +156,7 @@ stage_sanitizer() {
 stage_command() {
   local file form causal key
   for form in cubin ptx; do
-    for file in "$here"/fixtures/minilm/*.safetensors; do
+    for file in "$here"/fixtures/minilm/*-bf16.safetensors; do
       for causal in none top-left bottom-right; do
         key="$form ${file##*/} $causal"
         has "$key" && continue

@@ -39,7 +39,7 @@ where
     unsafe fn multiply_scores(&self, rows: &mut Rows<T>) {
         let plan = Kernel::<T>::PLAN;
         let (q_layout, k_layout) = (Kernel::<T>::Q, Kernel::<T>::K);
-        let (lane, warp) = (self.thread % 32, self.thread / 32);
+        let (lane, warp) = (self.thread() % 32, self.thread() / 32);
         let q = self.block.shared + plan.q + self.index * q_layout.bytes();
         let k = self.block.shared + plan.k + self.k.slot * plan.k_stage;
         let q = LaneAddress::rows_first(&q_layout, opaque(q), lane);

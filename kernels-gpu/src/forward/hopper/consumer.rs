@@ -5,16 +5,18 @@ use core::marker::PhantomData;
 use ferroflash_core::axes::{MaskClass, MaskKind};
 use ferroflash_core::fragment::Fragment;
 use ferroflash_core::swizzle::CHUNK_BYTES;
-use ferroflash_core::tile::{HopperTiling, WARPGROUP_ROWS};
+use ferroflash_core::tile::{HopperTiling, WARPGROUP_ROWS, WARPGROUP_WARPS};
 
 use super::softmax::RowPair;
-use super::{Block, CONSUMER_BARRIER, Kernel, TURN_BARRIER, Turn, WARPGROUP_THREADS, Work};
+use super::{
+    Block, CONSUMER_BARRIER, Kernel, TURN_BARRIER, Turn, WARPGROUP_THREADS, Work, tiles_of,
+};
 use crate::ptx::matrix::MatrixElement;
-use crate::ptx::mbarrier::{mbarrier_arrive, mbarrier_wait};
+use crate::ptx::mbarrier::mbarrier_wait;
 use crate::ptx::memory::{load_shared_v4, store_shared_v4};
-use crate::ptx::thread::{arrive_named, opaque, sync_named, thread_idx_x};
+use crate::ptx::thread::{arrive_named, block_idx_x, opaque, sync_named, thread_idx_x};
 use crate::ptx::tma::{fence_proxy_async, wait_stores_read};
-use crate::ptx::warp::any;
+use crate::ptx::warp::{any, sync_warp};
 use crate::ptx::wgmma::{Accumulator, Operand, Product, wgmma_commit, wgmma_fence, wgmma_wait};
 
 /// A thread's share of the consumer's rows.
@@ -34,14 +36,11 @@ pub(super) struct Consumer<'a, T, E, M> {
     pub(super) block: Block<'a>,
     /// Its number among the consumers.
     pub(super) index: u32,
-    /// The thread's number in the warpgroup.
-    pub(super) thread: u32,
     /// Position in the K ring.
     pub(super) k: Turn,
     /// Position in the V ring; between an epilogue and [`Self::pass_outputs`], of the first of the
     /// output's turns.
     pub(super) v: Turn,
-    q_parity: u32,
     kinds: PhantomData<(T, E, M)>,
 }
 
@@ -57,36 +56,39 @@ pub(super) unsafe fn consume<T: HopperTiling, E: MatrixElement, M: MaskKind>(
     T::Scores: Product<E>,
     T::Output: Product<E>,
 {
-    let mut consumer = Consumer::<T, E, M> {
-        block,
-        index,
-        thread: thread_idx_x() % WARPGROUP_THREADS,
-        k: Turn::FIRST,
-        v: Turn::FIRST,
-        q_parity: 0,
-        kinds: PhantomData,
-    };
+    let mut consumer =
+        Consumer::<T, E, M> { block, index, k: Turn::FIRST, v: Turn::FIRST, kinds: PhantomData };
     if T::PING_PONG && index == 0 {
         // The first turn at issuing is consumer 0's; no one comes before it.
         arrive_named(TURN_BARRIER, 2 * WARPGROUP_THREADS);
     }
-    let mut turn = 0;
-    let mut work = Work::dealt::<T, M>(block.params, turn);
+    let mut work = Work::numbered::<T, M>(block.params, block_idx_x());
+    let mut outputs_pending = false;
+    let mut q_parity = 0;
     while work.exists() {
+        let next_parity = if work.tiles > 0 { q_parity ^ 1 } else { q_parity };
+        sync_warp();
+        Work { tiles: q_parity | next_parity << 1, ..work }.leave(consumer.kept_work());
+        sync_warp();
         let mut rows = Rows {
             scores: T::Scores::ZERO,
             packed: T::Packed::ZERO,
             output: T::Output::ZERO,
             state: RowPair::EMPTY,
         };
-        if work.tiles > 0 {
-            consumer.attend(&mut rows, &work, turn > 0);
-        } else if turn > 0 {
+        let first_row = work.first_row + index * WARPGROUP_ROWS;
+        let tiles = tiles_of::<T, M>(&block.params.visibility, first_row, WARPGROUP_ROWS);
+        if outputs_pending && tiles < work.tiles.max(1) {
             consumer.pass_outputs();
+            outputs_pending = false;
         }
-        consumer.write(&mut rows, &work);
-        turn += 1;
-        work = Work::dealt::<T, M>(block.params, turn);
+        consumer.skip(tiles, work.tiles);
+        if tiles > 0 {
+            consumer.attend(&mut rows, tiles, outputs_pending);
+        }
+        work = consumer.write(&mut rows);
+        q_parity = Work::left(consumer.kept_work()).tiles >> 1;
+        outputs_pending = true;
     }
     // Shared memory must outlive the copies out of it.
     if consumer.leads() {
@@ -99,35 +101,60 @@ where
     T::Scores: Product<E>,
     T::Output: Product<E>,
 {
+    /// The thread's number in the warpgroup; asked again each time, since registers are short.
+    #[inline(always)]
+    pub(super) fn thread(&self) -> u32 {
+        opaque(thread_idx_x()) % WARPGROUP_THREADS
+    }
+
+    /// Where each warp keeps its work while it attends: registers are needed for scores.
+    #[inline(always)]
+    pub(super) fn kept_work(&self) -> u32 {
+        let warp = self.index * WARPGROUP_WARPS + self.thread() / 32;
+        self.block.work::<T>(T::SHAPE.stages + 2 + warp)
+    }
+
+    /// Parity of the full phase of the Q rows; kept in the place of the work's tiles, with the one
+    /// after it in bit 1.
+    #[inline(always)]
+    pub(super) unsafe fn q_parity(&self) -> u32 {
+        Work::left(self.kept_work()).tiles & 1
+    }
+
+    /// First of the consumer's rows in the work it attends to.
+    #[inline(always)]
+    unsafe fn first_row(&self) -> u32 {
+        Work::left(self.kept_work()).first_row + self.index * WARPGROUP_ROWS
+    }
+
     /// Whether this thread arrives for its warpgroup.
     #[inline(always)]
     pub(super) fn leads(&self) -> bool {
-        self.thread == 0
+        self.thread() == 0
     }
 
     /// Whether this thread arrives for its warp.
     #[inline(always)]
-    fn leads_warp(&self) -> bool {
-        self.thread.is_multiple_of(32)
+    pub(super) fn leads_warp(&self) -> bool {
+        self.thread().is_multiple_of(32)
     }
 
-    /// All K/V tiles of one work, from the last to the first.
+    /// The first `tiles` tiles of a work, from the last to the first.
     #[inline(always)]
-    unsafe fn attend(&mut self, rows: &mut Rows<T>, work: &Work, outputs_pending: bool) {
+    unsafe fn attend(&mut self, rows: &mut Rows<T>, tiles: u32, outputs_pending: bool) {
         let visible = &self.block.params.visibility;
         let keys = T::SHAPE.kv_columns;
-        let first_row = work.first_row + self.index * WARPGROUP_ROWS;
         let full_keys_end = match M::CLASS {
             MaskClass::Full => visible.kv_len,
-            MaskClass::Causal => visible.keys_end(first_row),
+            MaskClass::Causal => visible.keys_end(self.first_row()),
         };
         let q_full = self.block.barrier(Kernel::<T>::BARRIERS.q_full + self.index);
-        mbarrier_wait(q_full, self.q_parity);
+        mbarrier_wait(q_full, self.q_parity());
         if self.block.params.query_sign != 0 {
             self.flip_queries();
         }
 
-        let mut tile = work.tiles - 1;
+        let mut tile = tiles - 1;
         self.start_scores(rows);
         if outputs_pending {
             self.pass_outputs();
@@ -135,8 +162,11 @@ where
         wgmma_wait::<0>();
         rows.scores.settle();
         self.leave_keys();
+        if tile == 0 {
+            self.leave_queries();
+        }
         if (tile + 1) * keys > full_keys_end {
-            self.hide(rows, first_row, tile);
+            self.hide(rows, tile);
         }
         self.advance(rows);
         self.pack(rows);
@@ -144,18 +174,14 @@ where
         if matches!(M::CLASS, MaskClass::Causal) {
             while tile > 0 && tile * keys > full_keys_end {
                 tile -= 1;
-                self.step::<true>(rows, first_row, tile);
+                self.step::<true>(rows, tile);
             }
         }
         while tile > 0 {
             tile -= 1;
-            self.step::<false>(rows, first_row, tile);
+            self.step::<false>(rows, tile);
         }
 
-        if self.leads_warp() {
-            mbarrier_arrive(self.block.barrier(Kernel::<T>::BARRIERS.q_empty + self.index));
-        }
-        self.q_parity ^= 1;
         self.start_output(rows);
         wgmma_wait::<0>();
         rows.output.settle();
@@ -164,21 +190,20 @@ where
 
     /// Scores of tile `tile`, and the output of the tile after it.
     #[inline(always)]
-    unsafe fn step<const MASKED: bool>(&mut self, rows: &mut Rows<T>, first_row: u32, tile: u32) {
+    unsafe fn step<const MASKED: bool>(&mut self, rows: &mut Rows<T>, tile: u32) {
         if T::PING_PONG {
-            sync_named(TURN_BARRIER + self.index, 2 * WARPGROUP_THREADS);
+            self.await_turn();
         }
         self.start_scores(rows);
         self.start_output(rows);
         if T::PING_PONG {
-            let next = if self.index + 1 == T::SHAPE.warpgroups() { 0 } else { self.index + 1 };
-            arrive_named(TURN_BARRIER + next, 2 * WARPGROUP_THREADS);
+            self.pass_turn();
         }
         wgmma_wait::<1>();
         rows.scores.settle();
         if MASKED {
             self.leave_keys();
-            self.hide(rows, first_row, tile);
+            self.hide(rows, tile);
             let rescale = self.advance(rows);
             self.wait_output(rows);
             self.pack(rows);
@@ -194,8 +219,11 @@ where
             } else {
                 rows.state.take(sums);
             }
-            // `amend` may have read the keys.
+            // `amend` may have read the keys, and the queries.
             self.leave_keys();
+        }
+        if tile == 0 {
+            self.leave_queries();
         }
     }
 
@@ -285,10 +313,10 @@ where
 
     /// Makes the scores of keys at or past each row's end −∞.
     #[inline(always)]
-    unsafe fn hide(&self, rows: &mut Rows<T>, first_row: u32, tile: u32) {
+    unsafe fn hide(&self, rows: &mut Rows<T>, tile: u32) {
         let visible = &self.block.params.visibility;
-        let lane = self.thread % 32;
-        let row = first_row + self.thread / 32 * 16 + lane / 4;
+        let lane = self.thread() % 32;
+        let row = self.first_row() + self.thread() / 32 * 16 + lane / 4;
         let first_key = (tile * T::SHAPE.kv_columns + lane % 4 * 2) as i32;
         let mut half = 0;
         while half < 2 {
@@ -320,7 +348,7 @@ where
         let sign = self.block.params.query_sign;
         let bytes = Kernel::<T>::Q.bytes();
         let base = self.block.shared + Kernel::<T>::PLAN.q + self.index * bytes;
-        let mut offset = self.thread * CHUNK_BYTES;
+        let mut offset = self.thread() * CHUNK_BYTES;
         while offset < bytes {
             let [a, b, c, d] = load_shared_v4(base + offset);
             store_shared_v4(base + offset, [a ^ sign, b ^ sign, c ^ sign, d ^ sign]);
@@ -328,40 +356,6 @@ where
         }
         fence_proxy_async();
         sync_named(CONSUMER_BARRIER + self.index, WARPGROUP_THREADS);
-    }
-
-    /// The newest scores have been waited for: their K tile may go.
-    #[inline(always)]
-    unsafe fn leave_keys(&mut self) {
-        if self.leads_warp() {
-            mbarrier_arrive(self.block.barrier(Kernel::<T>::BARRIERS.k_empty + self.k.slot));
-        }
-        self.k = self.k.next(T::SHAPE.stages);
-    }
-
-    /// The output has been waited for: its V tile may go.
-    #[inline(always)]
-    unsafe fn leave_values(&mut self) {
-        if self.leads() {
-            mbarrier_arrive(self.block.barrier(Kernel::<T>::BARRIERS.v_empty + self.v.slot));
-        }
-        self.v = self.v.next(T::SHAPE.stages);
-    }
-
-    /// Gives back the V slots of the output's turns, once this consumer's rows have been read.
-    #[inline(always)]
-    unsafe fn pass_outputs(&mut self) {
-        let mut turn = 0;
-        while turn < T::SHAPE.output_turns() {
-            let number = self.v.slot;
-            mbarrier_wait(self.block.barrier(Kernel::<T>::BARRIERS.v_full + number), self.v.parity);
-            if self.leads() {
-                wait_stores_read();
-                mbarrier_arrive(self.block.barrier(Kernel::<T>::BARRIERS.v_empty + number));
-            }
-            self.v = self.v.next(T::SHAPE.stages);
-            turn += 1;
-        }
     }
 }
 

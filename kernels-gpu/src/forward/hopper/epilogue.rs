@@ -19,22 +19,24 @@ where
     T::Scores: Product<E>,
     T::Output: Product<E>,
 {
-    /// Writes the consumer's rows of o and lse. The V ring stays at the output's first turn; see
-    /// [`Consumer::pass_outputs`].
+    /// Writes the consumer's rows of o and lse; returns the next work. The V ring stays at the
+    /// output's first turn; see [`Consumer::pass_outputs`].
     ///
     /// # Safety
     /// All threads of the consumer call this alike, when the output has been waited for.
     #[inline(always)]
-    pub(super) unsafe fn write(&self, rows: &mut Rows<T>, work: &Work) {
+    pub(super) unsafe fn write(&self, rows: &mut Rows<T>) -> Work {
         let params = self.block.params;
-        let (lane, warp) = (self.thread % 32, self.thread / 32);
+        let work = Work::left(self.kept_work());
+        let (lane, warp) = (self.thread() % 32, self.thread() / 32);
         let first_row = work.first_row + self.index * WARPGROUP_ROWS;
         let [(first, first_lse), (second, second_lse)] = rows.state.finish(params.scale);
         scale_rows(&mut rows.output, [first, second]);
         if params.lse != 0 && lane.is_multiple_of(4) {
             let row = first_row + warp * 16 + lane / 4;
             let q_len = params.visibility.q_len;
-            let index = work.batch_head as u64 * q_len as u64 + row as u64;
+            let batch_head = work.batch * params.q_heads + work.q_head;
+            let index = batch_head as u64 * q_len as u64 + row as u64;
             if row < q_len {
                 store_global_f32(params.lse + index * 4, first_lse);
             }
@@ -51,6 +53,7 @@ where
             turn += 1;
         }
         mbarrier_wait(self.block.barrier(Kernel::<T>::BARRIERS.v_full + place.slot), place.parity);
+        let next = Work::left(self.block.work::<T>(place.slot));
         let plan = Kernel::<T>::PLAN;
         let layout = Kernel::<T>::O;
         let shared = self.block.shared + plan.o + place.slot * plan.v_stage + offset;
@@ -79,5 +82,6 @@ where
             }
             commit_stores();
         }
+        next
     }
 }

@@ -2,24 +2,33 @@
 //! and the copy engine.
 //!
 //! **Who owns what.** One persistent block runs on each multiprocessor and takes blocks of query
-//! rows in turns ([`ForwardSchedule::dealt`](ferroflash_core::schedule::ForwardSchedule::dealt)).
-//! One thread of warpgroup 0 produces: it alone starts copies into shared memory. The other
-//! warpgroups consume: each owns 64 of the block's query rows, from their scores to their output.
-//! A quad of lanes shares two rows. Every consumer walks the same K/V tiles, from the last to the
-//! first, so that the tiles that need a mask come first and the rest is one loop without compares.
+//! rows, *works*, in the order of [`ForwardSchedule`](ferroflash_core::schedule::ForwardSchedule):
+//! first the one of its own number, then whatever a counter in global memory gives it next. One
+//! thread of warpgroup 0 produces: it alone starts copies into shared memory. The other warpgroups
+//! consume: each owns 64 of the block's query rows, from their scores to their output.
+//! A quad of lanes shares two rows. Consumers walk the same K/V tiles, from the last to the first,
+//! so that the tiles that need a mask come first and the rest is one loop without compares; a
+//! consumer lets those tiles pass that none of its own rows sees.
 //!
 //! **Shared memory.** Each consumer has its own Q rows. K and V tiles pass through a ring of slots
 //! each. The output takes its turns in the V ring as if it were a tile: when the producer comes to
 //! such a turn it waits until the slot is empty, as for a copy, and declares it full; the consumers
-//! that the turn belongs to then write their rows there and start copying them out.
+//! that the turn belongs to then write their rows there and start copying them out. The same turn
+//! brings the next work, in a few words beside the slot: no barriers of its own. The producer draws
+//! it as late as it can without keeping anyone waiting, so that blocks end together.
 //!
 //! **What protects what.** Every slot has two transaction barriers. *Full* ends its phase when the
 //! copy has arrived (one arrival, the producer's, and its bytes); *empty* when each consumer has
-//! arrived once. One thread arrives for a consumer's V, since every read was by `wgmma` and has
-//! been waited for; Q and K may also be read by single warps (see below), and each warp arrives.
-//! The phase's parity flips each time the ring comes round. An output turn is passed late: a consumer arrives only after it has started its next scores, when the copy out has long
-//! read the slot. The producer always has K one tile ahead of V, and has the next block's Q and
-//! first K under way before it comes to the output's turns, so that no consumer waits for itself.
+//! arrived. One thread arrives for a consumer's V, since every read was by `wgmma` and has been
+//! waited for; Q and K may also be read by single warps (see below), and each warp arrives. A
+//! warpgroup's barrier stands between its reads of the next work and its arrival. Where nothing
+//! else keeps a warpgroup's threads together, at the turns of others' outputs and at skipped
+//! tiles, one thread waits and arrives for all: another might look when the phase after is over
+//! too, and wait forever. The phase's parity flips each time the ring comes round. An output turn
+//! is passed late: a consumer that has scores to start arrives only after that, when the copy out
+//! has long read the slot. The producer always has K one tile ahead of V, and has the next work's
+//! Q and first K under way before it comes to the output's turns, so that no consumer waits for
+//! itself.
 //!
 //! **Overlap.** A consumer starts the scores of the next tile, then the product of this tile's
 //! probabilities with V, and computes the next exponentials while that runs. Where
@@ -40,6 +49,7 @@ mod amend;
 mod consumer;
 mod epilogue;
 mod producer;
+mod slots;
 mod softmax;
 
 use core::marker::PhantomData;
@@ -51,12 +61,13 @@ use ferroflash_core::swizzle::PanelLayout;
 use ferroflash_core::tile::{
     HopperBarriers, HopperTiling, RegisterSplit, SharedPlan, WARPGROUP_ROWS, WARPGROUP_WARPS,
 };
+use ferroflash_core::visibility::Visibility;
 
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::mbarrier::{fence_mbarrier_init, mbarrier_init};
-use crate::ptx::memory::dynamic_shared;
+use crate::ptx::memory::{dynamic_shared, load_shared_v4, store_shared_v4};
 use crate::ptx::registers::{claim_registers, release_registers};
-use crate::ptx::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
+use crate::ptx::thread::{sync_threads, thread_idx_x};
 use crate::ptx::warp::uniform;
 use crate::ptx::wgmma::Product;
 
@@ -103,6 +114,12 @@ impl Block<'_> {
     fn barrier(&self, number: u32) -> u32 {
         self.barriers + number * 8
     }
+
+    /// Where the output's turn in V slot `slot` brings the next work.
+    #[inline(always)]
+    fn work<T: HopperTiling>(&self, slot: u32) -> u32 {
+        self.shared + Kernel::<T>::PLAN.works + slot * 16
+    }
 }
 
 /// A position in a ring, which both sides advance alike.
@@ -132,8 +149,6 @@ impl Turn {
 struct Work {
     batch: u32,
     q_head: u32,
-    kv_head: u32,
-    batch_head: u32,
     first_row: u32,
     /// K/V tiles that some row of the block sees, counted from the first key.
     tiles: u32,
@@ -141,43 +156,55 @@ struct Work {
 
 impl Work {
     /// No more work.
-    const NONE: Self =
-        Self { batch: 0, q_head: 0, kv_head: 0, batch_head: u32::MAX, first_row: 0, tiles: 0 };
+    const NONE: Self = Self { batch: u32::MAX, q_head: 0, first_row: 0, tiles: 0 };
 
-    /// What this block does in its `turn`-th turn.
+    /// Work `index` of the call.
     #[inline(always)]
-    fn dealt<T: HopperTiling, M: MaskKind>(params: &HopperForwardParams, turn: u32) -> Self {
+    fn numbered<T: HopperTiling, M: MaskKind>(params: &HopperForwardParams, index: u32) -> Self {
         let schedule = &params.schedule;
-        let index = schedule.dealt(turn, block_idx_x(), grid_dim_x());
         if index as u64 >= schedule.blocks() {
             return Self::NONE;
         }
         let work = schedule.work(index);
         let batch = divide(work.batch_head, params.q_heads);
-        let q_head = work.batch_head - batch * params.q_heads;
         let first_row = work.q_block * T::SHAPE.q_rows;
-        let visible = &params.visibility;
-        let keys_end = match M::CLASS {
-            MaskClass::Full => visible.kv_len,
-            MaskClass::Causal => {
-                let rows = first_row..(first_row + T::SHAPE.q_rows).min(visible.q_len);
-                visible.keys_of_any(&rows).end
-            }
-        };
         Self {
             batch,
-            q_head,
-            kv_head: divide(q_head, params.group),
-            batch_head: work.batch_head,
+            q_head: work.batch_head - batch * params.q_heads,
             first_row,
-            tiles: keys_end.div_ceil(T::SHAPE.kv_columns),
+            tiles: tiles_of::<T, M>(&params.visibility, first_row, T::SHAPE.q_rows),
         }
     }
 
     #[inline(always)]
     fn exists(&self) -> bool {
-        self.batch_head != u32::MAX
+        self.batch != u32::MAX
     }
+
+    /// Leaves the work at `shared`.
+    #[inline(always)]
+    unsafe fn leave(&self, shared: u32) {
+        store_shared_v4(shared, [self.batch, self.q_head, self.first_row, self.tiles]);
+    }
+
+    /// The work left at `shared`.
+    #[inline(always)]
+    unsafe fn left(shared: u32) -> Self {
+        let [batch, q_head, first_row, tiles] = load_shared_v4(shared);
+        Self { batch, q_head, first_row, tiles }
+    }
+}
+
+/// K/V tiles that some of `rows` rows from `first_row` sees, counted from the first key.
+#[inline(always)]
+fn tiles_of<T: HopperTiling, M: MaskKind>(visible: &Visibility, first_row: u32, rows: u32) -> u32 {
+    let rows = first_row..(first_row + rows).min(visible.q_len);
+    let keys_end = match M::CLASS {
+        MaskClass::Full if rows.start >= rows.end => 0,
+        MaskClass::Full => visible.kv_len,
+        MaskClass::Causal => visible.keys_of_any(&rows).end,
+    };
+    keys_end.div_ceil(T::SHAPE.kv_columns)
 }
 
 /// The work of one persistent block.
@@ -217,7 +244,8 @@ pub unsafe fn block<T: HopperTiling, E: MatrixElement, M: MaskKind>(
             240 => claim_registers::<240>(),
             _ => claim_registers::<160>(),
         }
-        consumer::consume::<T, E, M>(block, warpgroup - 1);
+        // Asked again: the answer above would be kept in memory until here.
+        consumer::consume::<T, E, M>(block, uniform(thread / WARPGROUP_THREADS) - 1);
     }
 }
 

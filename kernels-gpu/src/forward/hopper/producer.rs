@@ -1,12 +1,15 @@
 //! The producing thread: it keeps the rings full.
 
 use ferroflash_core::axes::MaskKind;
+use ferroflash_core::params::HopperForwardParams;
+use ferroflash_core::schedule::divide;
 use ferroflash_core::swizzle::PanelLayout;
 use ferroflash_core::tile::{HopperTiling, WARPGROUP_ROWS};
 
 use super::{Block, Kernel, Turn, Work};
 use crate::ptx::mbarrier::{mbarrier_arrive, mbarrier_arrive_expect, mbarrier_wait};
-use crate::ptx::thread::opaque;
+use crate::ptx::memory::{fetch_add_global_u32, load_shared_v4, store_shared_v4};
+use crate::ptx::thread::{block_idx_x, grid_dim_x, opaque};
 use crate::ptx::tma::{load_box, prefetch_tensor_map};
 
 /// The producer's positions.
@@ -15,6 +18,34 @@ struct Producer<'a> {
     k: Turn,
     v: Turn,
     q_parity: u32,
+}
+
+/// The head whose keys and values a work reads.
+#[derive(Clone, Copy)]
+struct KeyHead {
+    batch: u32,
+    kv_head: u32,
+    /// As [`Work::tiles`].
+    tiles: u32,
+}
+
+impl KeyHead {
+    #[inline(always)]
+    fn of(work: &Work, params: &HopperForwardParams) -> Self {
+        let kv_head = divide(work.q_head, params.group);
+        Self { batch: work.batch, kv_head, tiles: work.tiles }
+    }
+
+    #[inline(always)]
+    unsafe fn keep(self, shared: u32) {
+        store_shared_v4(shared, [self.batch, self.kv_head, self.tiles, 0]);
+    }
+
+    #[inline(always)]
+    unsafe fn kept(shared: u32) -> Self {
+        let [batch, kv_head, tiles, _] = load_shared_v4(shared);
+        Self { batch, kv_head, tiles }
+    }
 }
 
 /// Copies every tile of every work this block is dealt.
@@ -29,33 +60,40 @@ pub(super) unsafe fn produce<T: HopperTiling, M: MaskKind>(block: &Block<'_>) {
         map += 1;
     }
     let mut producer = Producer { block, k: Turn::FIRST, v: Turn::FIRST, q_parity: 0 };
-    let mut turn = 0;
-    let mut work = Work::dealt::<T, M>(block.params, turn);
-    if work.tiles > 0 {
+    // This thread has 24 registers: what it knows of works waits in shared memory.
+    let own = block.work::<T>(T::SHAPE.stages);
+    let mut work = Work::numbered::<T, M>(block.params, block_idx_x());
+    let mut tile = work.tiles;
+    if tile > 0 {
         producer.copy_queries::<T>(&work);
-        producer.copy_keys::<T>(&work, work.tiles - 1);
+        producer.copy_keys::<T>(KeyHead::of(&work, block.params), tile - 1);
     }
     while work.exists() {
-        turn += 1;
-        let next = Work::dealt::<T, M>(block.params, turn);
-        let mut tile = work.tiles;
+        KeyHead::of(&work, block.params).keep(own);
         while tile > 1 {
-            producer.copy_keys::<T>(&work, tile - 2);
-            producer.copy_values::<T>(&work, tile - 1);
+            producer.copy_keys::<T>(KeyHead::kept(own), tile - 2);
+            producer.copy_values::<T>(KeyHead::kept(own), tile - 1);
             // Opaque, so that the loop stays one.
             tile = opaque(tile - 1);
         }
-        if next.tiles > 0 {
-            producer.copy_keys::<T>(&next, next.tiles - 1);
-        }
+        // Drawn late, so that no one takes work long before it can begin; the answer is here before
+        // the consumers have done with the tiles in flight.
+        let index = fetch_add_global_u32(block.params.counter, 1) + grid_dim_x();
+        work = Work::numbered::<T, M>(block.params, index);
+        work.leave(own + 16);
         if work.tiles > 0 {
-            producer.copy_values::<T>(&work, 0);
+            producer.copy_keys::<T>(KeyHead::of(&work, block.params), work.tiles - 1);
         }
-        if next.tiles > 0 {
-            producer.copy_queries::<T>(&next);
+        let head = KeyHead::kept(own);
+        if head.tiles > 0 {
+            producer.copy_values::<T>(head, 0);
         }
-        producer.offer_output::<T>();
-        work = next;
+        work = Work::left(own + 16);
+        tile = work.tiles;
+        if tile > 0 {
+            producer.copy_queries::<T>(&work);
+        }
+        producer.offer_output::<T>(&work);
     }
 }
 
@@ -81,7 +119,7 @@ impl Producer<'_> {
     }
 
     #[inline(always)]
-    unsafe fn copy_keys<T: HopperTiling>(&mut self, work: &Work, tile: u32) {
+    unsafe fn copy_keys<T: HopperTiling>(&mut self, head: KeyHead, tile: u32) {
         let block = self.block;
         let axes = block.params.axes[1];
         mbarrier_wait(
@@ -92,13 +130,13 @@ impl Producer<'_> {
         let plan = Kernel::<T>::PLAN;
         let shared = block.shared + plan.k + self.k.slot * plan.k_stage;
         let place =
-            [0, tile * T::SHAPE.kv_columns, work.kv_head & axes.head, work.batch & axes.batch];
+            [0, tile * T::SHAPE.kv_columns, head.kv_head & axes.head, head.batch & axes.batch];
         copy_panels(&Kernel::<T>::K, shared, block.map(1), full, place);
         self.k = self.k.next(T::SHAPE.stages);
     }
 
     #[inline(always)]
-    unsafe fn copy_values<T: HopperTiling>(&mut self, work: &Work, tile: u32) {
+    unsafe fn copy_values<T: HopperTiling>(&mut self, head: KeyHead, tile: u32) {
         let block = self.block;
         let axes = block.params.axes[2];
         mbarrier_wait(
@@ -109,18 +147,19 @@ impl Producer<'_> {
         let plan = Kernel::<T>::PLAN;
         let shared = block.shared + plan.v + self.v.slot * plan.v_stage;
         let place =
-            [0, tile * T::SHAPE.kv_columns, work.kv_head & axes.head, work.batch & axes.batch];
+            [0, tile * T::SHAPE.kv_columns, head.kv_head & axes.head, head.batch & axes.batch];
         copy_panels(&Kernel::<T>::V, shared, block.map(2), full, place);
         self.v = self.v.next(T::SHAPE.stages);
     }
 
-    /// Gives the consumers the V slots of the output's turns.
+    /// Gives the consumers the V slots of the output's turns, and with each the next work.
     #[inline(always)]
-    unsafe fn offer_output<T: HopperTiling>(&mut self) {
+    unsafe fn offer_output<T: HopperTiling>(&mut self, next: &Work) {
         let mut turn = 0;
         while turn < T::SHAPE.output_turns() {
             let empty = self.block.barrier(Kernel::<T>::BARRIERS.v_empty + self.v.slot);
             mbarrier_wait(empty, self.v.parity ^ 1);
+            next.leave(self.block.work::<T>(self.v.slot));
             mbarrier_arrive(self.block.barrier(Kernel::<T>::BARRIERS.v_full + self.v.slot));
             self.v = self.v.next(T::SHAPE.stages);
             turn += 1;

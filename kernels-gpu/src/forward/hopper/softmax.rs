@@ -90,23 +90,20 @@ impl RowPair {
     #[inline(always)]
     pub(super) unsafe fn guess<S: Fragment>(&self, scores: &mut S, scale_log2: f32) -> [f32; 2] {
         let offset = self.offsets(scale_log2);
-        let mut sums = [0.0; 4];
-        let mut first = 0;
-        while first < S::LEN {
-            let mut value = 0;
-            while value < 4 {
-                let score = scores.at_mut(first + value);
-                *score = exp2(fma(*score, scale_log2, -offset[value / 2]));
-                sums[value] = if first == 0 { *score } else { sums[value] + *score };
-                value += 1;
-            }
-            first += 4;
+        let mut sums = [0.0; 2];
+        let mut index = 0;
+        while index < S::LEN {
+            let row = index / 2 % 2;
+            let score = scores.at_mut(index);
+            *score = exp2(fma(*score, scale_log2, -offset[row]));
+            sums[row] += *score;
+            index += 1;
             // The second half runs after the wait for the output, where packing fits between.
-            if first == S::LEN / 8 * 4 {
-                compute_before_waiting(sums[0] + sums[1] + (sums[2] + sums[3]));
+            if index == S::LEN / 8 * 4 {
+                compute_before_waiting(sums[0] + sums[1]);
             }
         }
-        [sums[0] + sums[1], sums[2] + sums[3]]
+        sums
     }
 
     /// Whether a guess, packed, must be amended in this warp: a probability is above [`RISEN`], or
