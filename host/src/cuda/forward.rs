@@ -165,6 +165,8 @@ impl<'a> Call<'a> {
         stream: sys::CUstream,
         plans: &[TensorMapPlan; 4],
     ) -> Result<()> {
+        // Encoding a tensor map needs a context, which the caller may not have.
+        let _current = device.enter()?;
         let shape = &self.attention.shape;
         let schedule = schedule(self.attention, kernel.spec, &device.limits);
         let (query_sign, scale, scale_log2) = scales(self.attention.scale_factor());
