@@ -300,10 +300,26 @@ fn items<T>(attention: &Attention, inputs: &Inputs<'_, T>) -> Result<Vec<Item>> 
             let given = lengths::on_host(given, "key_lengths", shape.batch)?;
             lengths::within("key_lengths", given, shape.kv_len)?
         }
-        None => vec![shape.kv_len; shape.batch],
+        None => {
+            let mut kv_lens = room_for(shape.batch)?;
+            kv_lens.resize(shape.batch, shape.kv_len);
+            kv_lens
+        }
     };
+    let mut items = room_for(shape.batch)?;
     let kv_lens = kv_lens.into_iter().enumerate();
-    Ok(kv_lens.map(|(batch, kv_len)| item(batch, batch, 0..shape.q_len, 0..kv_len)).collect())
+    items.extend(kv_lens.map(|(batch, kv_len)| item(batch, batch, 0..shape.q_len, 0..kv_len)));
+    Ok(items)
+}
+
+/// Room for one value an item; a batch may be large even where its tensors are empty.
+fn room_for<T>(items: usize) -> Result<Vec<T>> {
+    let mut room = Vec::new();
+    room.try_reserve_exact(items).map_err(|_| Error::OutOfMemory {
+        device: "cpu".to_owned(),
+        bytes: items.saturating_mul(size_of::<T>()),
+    })?;
+    Ok(room)
 }
 
 type Spans = Vec<Range<usize>>;

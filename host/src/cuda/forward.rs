@@ -20,6 +20,10 @@ use crate::tensor::Raw;
 /// Share of the second-level cache that the K and V of one section of heads may take.
 const CACHE_SHARE: (u64, u64) = (3, 5);
 
+/// Heads of a section of short sequences, for persistent blocks: with more, the query blocks of a
+/// head come too far apart. Measured on an H200 at 512 rows, where 32 heads gain 1 to 4 % on 128.
+const MOST_SECTION_HEADS: u32 = 32;
+
 /// The order in which blocks of `spec` take a call's query blocks on a device.
 pub(crate) fn schedule(
     attention: &Attention,
@@ -31,14 +35,18 @@ pub(crate) fn schedule(
     let channels = (shape.head_dim + shape.value_dim) as u64;
     let bytes_per_head =
         shape.kv_len as u64 * channels * spec.dtype.bytes() as u64 / shape.group().max(1) as u64;
-    let cache = match spec.family {
-        Family::Portable => limits.l2_bytes * CACHE_SHARE.0 / CACHE_SHARE.1,
-        Family::Hopper => ForwardSchedule::SECTION_BYTES,
+    let (cache, most_heads) = match spec.family {
+        Family::Portable => (limits.l2_bytes * CACHE_SHARE.0 / CACHE_SHARE.1, u32::MAX),
+        Family::Hopper => (ForwardSchedule::SECTION_BYTES, MOST_SECTION_HEADS),
     };
+    let fitting = ForwardSchedule::section_for(batch_heads, bytes_per_head, cache).min(most_heads);
+    // Query heads of a group read the same K and V: a section holds whole groups if it can.
+    let group = (shape.group() as u32).clamp(1, most_heads);
+    let section = (fitting / group).max(1) * group;
     ForwardSchedule {
         q_blocks: spec.tile.q_blocks(shape.q_len) as u32,
         batch_heads,
-        section: ForwardSchedule::section_for(batch_heads, bytes_per_head, cache),
+        section,
         longest_first: u32::from(attention.mask.right.is_some()),
     }
 }

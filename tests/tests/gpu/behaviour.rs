@@ -79,6 +79,12 @@ fn serial(case: &Case<bf16>, plan: &Plan<bf16>) -> (Vec<u32>, Option<Vec<u32>>) 
 }
 
 fn the_callers_context_is_restored() {
+    // In a thread of its own, which takes its contexts with it.
+    let thread = std::thread::spawn(whatever_context_is_current);
+    thread.join().expect("every context was restored");
+}
+
+fn whatever_context_is_current() {
     let (case, _) = small(1, 100);
     let mut loaded = Loaded::new(&case, true);
     let stream = Stream::from(copy_stream());
@@ -96,6 +102,9 @@ fn the_callers_context_is_restored() {
     let other = CudaContext::new_non_primary(0, 0).expect("another context");
     other.bind_to_thread().expect("a driver");
     call("another context");
+    // What was made in the device's context is freed in it, before the other goes.
+    device().expect("a device").context().expect("CUDA").bind_to_thread().expect("a driver");
+    drop(loaded);
 }
 
 fn a_captured_call_replays() {

@@ -32,10 +32,10 @@
 //!
 //! **Overlap.** A consumer starts the scores of the next tile, then the product of this tile's
 //! probabilities with V, and computes the next exponentials while that runs. Where
-//! [`HopperTiling::PING_PONG`] holds, consumers issue in turn (named barriers in a circle), so that
-//! one's exponentials also run under another's products. Probabilities are packed only once the
-//! product that reads the old ones has been waited for; half of the exponentials are left for after
-//! that wait, so that packing fits between them.
+//! [`PING_PONG`](ferroflash_core::tile::Tiling::PING_PONG) holds, consumers issue in turn (named
+//! barriers in a circle), so that one's exponentials also run under another's products.
+//! Probabilities are packed only once the product that reads the old ones has been waited for; half
+//! of the exponentials are left for after that wait, so that packing fits between them.
 //!
 //! **Guessing.** A softmax may be taken relative to any reference near the row's maximum. Where a
 //! tile needs no mask, a consumer takes the references it has: no maximum, no exchange and no vote
