@@ -1,10 +1,11 @@
 //! Memory for those who have none of their own: a vector on the host or on a device.
 
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr};
 
-use crate::cuda::driver::{failed, words};
+use crate::cuda::driver::{Current, failed, words};
 use crate::device::{Device, Stream};
 use crate::error::{Error, Result};
 use crate::tensor::{TensorMut, TensorRef};
@@ -16,7 +17,18 @@ pub struct Buffer<T> {
 
 enum Memory<T> {
     Host(Vec<T>),
-    Cuda { slice: CudaSlice<T>, elements: usize },
+    Cuda { slice: ManuallyDrop<CudaSlice<T>>, elements: usize },
+}
+
+impl<T> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        let Memory::Cuda { slice, .. } = &mut self.memory else { return };
+        // cudarc frees in whatever context is current, and the caller may have another or none.
+        let context = slice.context().clone();
+        let _current = Current::enter(&context);
+        // SAFETY: dropped here alone, and never used again.
+        unsafe { ManuallyDrop::drop(slice) };
+    }
 }
 
 impl<T: DeviceRepr + Copy + Default> Buffer<T> {
@@ -63,7 +75,7 @@ impl<T: DeviceRepr + Copy + Default> Buffer<T> {
             }
             _ => Error::Driver { call: "cuMemcpyHtoDAsync", kernel: None, reason: words(error) },
         })?;
-        Ok(Self { memory: Memory::Cuda { slice, elements: data.len() } })
+        Ok(Self { memory: Memory::Cuda { slice: ManuallyDrop::new(slice), elements: data.len() } })
     }
 
     /// Elements held.
@@ -87,7 +99,7 @@ impl<T: DeviceRepr + Copy + Default> Buffer<T> {
     pub fn tensor<'a>(&'a self, stream: &'a Stream, dims: &[usize]) -> Result<TensorRef<'a, T>> {
         match &self.memory {
             Memory::Host(data) => TensorRef::host(data, dims),
-            Memory::Cuda { slice, .. } => TensorRef::cuda(slice, cudarc_stream(stream)?, dims),
+            Memory::Cuda { slice, .. } => TensorRef::cuda(&**slice, cudarc_stream(stream)?, dims),
         }
     }
 
@@ -102,7 +114,9 @@ impl<T: DeviceRepr + Copy + Default> Buffer<T> {
     ) -> Result<TensorMut<'a, T>> {
         match &mut self.memory {
             Memory::Host(data) => TensorMut::host(data, dims),
-            Memory::Cuda { slice, .. } => TensorMut::cuda(slice, cudarc_stream(stream)?, dims),
+            Memory::Cuda { slice, .. } => {
+                TensorMut::cuda(&mut **slice, cudarc_stream(stream)?, dims)
+            }
         }
     }
 
@@ -116,9 +130,9 @@ impl<T: DeviceRepr + Copy + Default> Buffer<T> {
             Memory::Cuda { slice, elements } => {
                 stream.synchronize()?;
                 let device = slice.context().clone();
-                let _current = crate::cuda::driver::Current::enter(&device)?;
+                let _current = Current::enter(&device)?;
                 let mut data = cudarc_stream(stream)?
-                    .clone_dtoh(slice)
+                    .clone_dtoh(&**slice)
                     .map_err(failed("cuMemcpyDtoHAsync", None))?;
                 stream.synchronize()?;
                 data.truncate(*elements);
