@@ -279,8 +279,10 @@ impl Attention {
                 return Err(Error::argument(argument, dim, "between 1 and 512"));
             }
         }
-        if [s.batch, s.q_heads].iter().any(|&count| count > u32::MAX as usize) {
-            return Err(Error::argument("batch or q_heads", "over 2^32 - 1", "under 2^32"));
+        for (argument, count) in [("batch", s.batch), ("q_heads", s.q_heads)] {
+            if count > u32::MAX as usize {
+                return Err(Error::argument(argument, count, "under 2^32"));
+            }
         }
         if let Scale::Factor(factor) = self.scale
             && !factor.is_finite()

@@ -184,12 +184,12 @@ impl<T: Element> Plan<T> {
         match &self.backend {
             Backend::Cpu => cpu::tiled::forward(&self.attention, &inputs, output, None),
             Backend::Cuda(forward) => {
-                self.check_forward(&inputs, output)?;
+                self.check_forward(&inputs, output, handle)?;
                 let shape = &self.attention.shape;
                 if shape.batch * shape.q_heads * shape.q_len == 0 {
                     return Ok(());
                 }
-                let workspace = self.check_workspace(&workspace)?;
+                let workspace = self.check_workspace(&workspace, handle)?;
                 let call = Call::new(&self.attention, &inputs, output, workspace);
                 // SAFETY: the tensors were checked against the call just now, and their borrows
                 // and constructors vouch for their memory; the stream is of the plan's device.
@@ -226,15 +226,20 @@ impl<T: Element> Plan<T> {
     }
 
     /// Checks the tensors of a forward call that runs on a device.
-    fn check_forward(&self, inputs: &Inputs<'_, T>, output: &Output<'_, T>) -> Result<()> {
+    fn check_forward(
+        &self,
+        inputs: &Inputs<'_, T>,
+        output: &Output<'_, T>,
+        stream: CUstream,
+    ) -> Result<()> {
         let [q, k, v, o] = self.attention.tensor_dims();
-        self.check("q", &inputs.q.raw, &q)?;
-        self.check("k", &inputs.k.raw, &k)?;
-        self.check("v", &inputs.v.raw, &v)?;
-        self.check("o", &output.o.raw, &o)?;
+        self.check("q", &inputs.q.raw, &q, size_of::<T>(), stream)?;
+        self.check("k", &inputs.k.raw, &k, size_of::<T>(), stream)?;
+        self.check("v", &inputs.v.raw, &v, size_of::<T>(), stream)?;
+        self.check("o", &output.o.raw, &o, size_of::<T>(), stream)?;
         if let Some(lse) = &output.lse {
             let dims = self.attention.lse_dims();
-            self.check("lse", &lse.raw, &dims)?;
+            self.check("lse", &lse.raw, &dims, size_of::<f32>(), stream)?;
             if !lse.raw.is_contiguous() {
                 return Err(Error::argument(
                     "lse",
@@ -261,12 +266,19 @@ impl<T: Element> Plan<T> {
     }
 
     /// The address of a workspace that is large enough, or 0 where none is needed.
-    fn check_workspace(&self, workspace: &Workspace<'_>) -> Result<u64> {
+    fn check_workspace(&self, workspace: &Workspace<'_>, stream: CUstream) -> Result<u64> {
         let needs = self.workspace().forward;
         let Some(raw) = workspace.raw.filter(|_| needs > 0) else {
             return if needs == 0 { Ok(0) } else { Err(Error::Workspace { had: 0, needs }) };
         };
-        let had = raw.dims()[0];
+        let had = raw.dims().iter().fold(1, |all: usize, dim| all.saturating_mul(*dim));
+        if !raw.is_contiguous() {
+            return Err(Error::argument(
+                "workspace",
+                format!("strides {:?}", raw.strides()),
+                "contiguous",
+            ));
+        }
         if had < needs {
             return Err(Error::Workspace { had, needs });
         }
@@ -284,10 +296,18 @@ impl<T: Element> Plan<T> {
                 format!("a multiple of {WORKSPACE_ALIGNMENT}"),
             ));
         }
+        check_order("workspace", &raw, stream)?;
         Ok(raw.address as u64)
     }
 
-    fn check(&self, tensor: &'static str, raw: &Raw, dims: &[usize]) -> Result<()> {
+    fn check(
+        &self,
+        tensor: &'static str,
+        raw: &Raw,
+        dims: &[usize],
+        element_bytes: usize,
+        stream: CUstream,
+    ) -> Result<()> {
         if raw.dims() != dims {
             return Err(Error::Dimensions {
                 tensor,
@@ -306,7 +326,26 @@ impl<T: Element> Plan<T> {
                 needs: self.place.to_string(),
             });
         }
-        Ok(())
+        if !raw.address.is_multiple_of(element_bytes) {
+            return Err(Error::argument(
+                tensor,
+                format!("address {:#x}", raw.address),
+                format!("aligned to its elements of {element_bytes} bytes"),
+            ));
+        }
+        check_order(tensor, raw, stream)
+    }
+}
+
+/// cudarc orders a tensor's accesses on one stream; work on another would race with it.
+fn check_order(tensor: &'static str, raw: &Raw, stream: CUstream) -> Result<()> {
+    match raw.stream {
+        Some(ordered) if ordered != stream as usize => Err(Error::Placement {
+            tensor,
+            had: "another stream, by cudarc's events".to_owned(),
+            needs: "the stream that the plan runs on".to_owned(),
+        }),
+        _ => Ok(()),
     }
 }
 

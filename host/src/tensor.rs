@@ -36,6 +36,8 @@ pub(crate) struct Raw {
     strides: [i64; MAX_RANK],
     rank: usize,
     pub(crate) place: Place,
+    /// The stream whose events order accesses, where cudarc keeps them.
+    pub(crate) stream: Option<usize>,
 }
 
 impl Raw {
@@ -59,8 +61,14 @@ impl Raw {
                 "one stride an axis",
             ));
         }
-        let mut raw =
-            Self { address, dims: [1; MAX_RANK], strides: [0; MAX_RANK], rank: dims.len(), place };
+        let mut raw = Self {
+            address,
+            dims: [1; MAX_RANK],
+            strides: [0; MAX_RANK],
+            rank: dims.len(),
+            place,
+            stream: None,
+        };
         raw.dims[..dims.len()].copy_from_slice(dims);
         raw.strides[..dims.len()].copy_from_slice(strides);
         Ok(raw)
@@ -94,7 +102,8 @@ impl Raw {
         let mut reach = (0, 0);
         for (&dim, &stride) in self.dims().iter().zip(self.strides()) {
             let step = (dim as i128 - 1) * stride as i128;
-            if step < 0 { reach.0 += step } else { reach.1 += step }
+            let side = if step < 0 { &mut reach.0 } else { &mut reach.1 };
+            *side = i128::saturating_add(*side, step);
         }
         Some(reach)
     }
@@ -107,6 +116,10 @@ impl Raw {
             }
             _ => Ok(self),
         }
+    }
+
+    fn ordered_on(self, stream: &CudaStream) -> Self {
+        Self { stream: Some(stream.cu_stream() as usize), ..self }
     }
 
     /// Whether two elements share an address, which an output may not.
@@ -124,10 +137,20 @@ impl Raw {
             if stride <= reach {
                 return true;
             }
-            reach += stride * (dim as i128 - 1);
+            reach = i128::saturating_add(reach, stride.saturating_mul(dim as i128 - 1));
         }
         false
     }
+}
+
+/// The device of memory and of the stream that is to use it.
+fn shared_place(memory: &CudaStream, stream: &CudaStream) -> Result<Place> {
+    let [had, needs] = [memory, stream].map(|stream| Place::Cuda(stream.context().ordinal()));
+    if had != needs {
+        let (had, needs) = (had.to_string(), needs.to_string());
+        return Err(Error::Placement { tensor: "data", had, needs });
+    }
+    Ok(had)
 }
 
 /// Strides of a contiguous tensor of dimensions `dims`, in elements.
@@ -181,20 +204,21 @@ impl<'a, T> TensorRef<'a, T> {
     }
 
     /// A contiguous tensor in a cudarc slice or view. The read is ordered after the slice's last
-    /// write and before its next one, by cudarc's own events, if `stream` is the stream that the
-    /// plan then runs on.
+    /// write and before its next one, by cudarc's own events; the plan must run on `stream`.
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] if the slice holds fewer elements than `dims` needs.
+    /// [`Error::OutOfBounds`] if the slice holds fewer elements than `dims` needs;
+    /// [`Error::Placement`] if it lies on another device than `stream`.
     pub fn cuda<S: DevicePtr<T>>(
         data: &'a S,
         stream: &'a CudaStream,
         dims: &[usize],
     ) -> Result<Self> {
+        let place = shared_place(data.stream(), stream)?;
         let (address, order) = data.device_ptr(stream);
-        let place = Place::Cuda(stream.context().ordinal());
         let raw = Raw::new(address as usize, dims, &contiguous_strides(dims), place)?
-            .within("tensor", data.len())?;
+            .within("tensor", data.len())?
+            .ordered_on(stream);
         Ok(Self { raw, _order: Some(order), _life: PhantomData })
     }
 
@@ -268,17 +292,19 @@ impl<'a, T> TensorMut<'a, T> {
     /// A contiguous tensor in a cudarc slice; ordered as [`TensorRef::cuda`].
     ///
     /// # Errors
-    /// [`Error::OutOfBounds`] if the slice holds fewer elements than `dims` needs.
+    /// [`Error::OutOfBounds`] if the slice holds fewer elements than `dims` needs;
+    /// [`Error::Placement`] if it lies on another device than `stream`.
     pub fn cuda<S: DevicePtrMut<T>>(
         data: &'a mut S,
         stream: &'a CudaStream,
         dims: &[usize],
     ) -> Result<Self> {
         let elements = data.len();
+        let place = shared_place(data.stream(), stream)?;
         let (address, order) = data.device_ptr_mut(stream);
-        let place = Place::Cuda(stream.context().ordinal());
         let raw = Raw::new(address as usize, dims, &contiguous_strides(dims), place)?
-            .within("tensor", elements)?;
+            .within("tensor", elements)?
+            .ordered_on(stream);
         Self::exclusive(raw, Some(order))
     }
 
@@ -357,6 +383,8 @@ mod tests {
         let huge = TensorRef::host_strided(&data, &[3, 4], &[i64::MAX, 1]).err();
         assert!(matches!(huge, Some(Error::OutOfBounds { .. })));
         assert!(TensorRef::host_strided(&data, &[2, 4], &[-4, 1]).is_err());
+        let absurd = TensorRef::host_strided(&data, &[usize::MAX; 2], &[i64::MAX; 2]).err();
+        assert!(matches!(absurd, Some(Error::OutOfBounds { .. })));
     }
 
     #[test]

@@ -101,7 +101,8 @@ mod tests {
                 let work = schedule.work(index);
                 owners[(work.batch_head * q_blocks + work.q_block) as usize] += 1;
                 if section >= batch_heads {
-                    let step = if longest_first == 1 { q_blocks - work.q_block } else { work.q_block };
+                    let backwards = q_blocks - work.q_block;
+                    let step = if longest_first == 1 { backwards } else { work.q_block };
                     prop_assert!(last <= Some(step));
                     last = Some(step);
                 }

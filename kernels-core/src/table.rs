@@ -190,7 +190,10 @@ macro_rules! kernel_table {
 }
 
 macro_rules! specs {
-    ($($name:ident = $family:ident $direction:ident<$tiling:ident, $element:ident, $mask:ident>;)*) => {
+    (
+        $($name:ident = $family:ident
+            $direction:ident<$tiling:ident, $element:ident, $mask:ident>;)*
+    ) => {
         /// Every kernel, in the order of the table.
         pub const KERNELS: &[KernelSpec] = &[$(KernelSpec::new::<
             crate::tilings::$tiling, crate::axes::$element, crate::axes::$mask,

@@ -11,7 +11,8 @@ use crate::tile::{HopperTiling, TileShape, Tiling};
 
 macro_rules! tilings {
     ($($name:ident: $rows:literal x $keys:literal, dims $dim:literal $value_dim:literal,
-       warps $warps:literal, stages $stages:literal, blocks $blocks:literal, $reason:literal;)*) => {
+       warps $warps:literal, stages $stages:literal, blocks $blocks:literal,
+       $reason:literal;)*) => {
         $(
             #[doc = $reason]
             #[derive(Clone, Copy, Debug)]

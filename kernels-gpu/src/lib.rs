@@ -38,7 +38,10 @@ fn panic(_: &core::panic::PanicInfo) -> ! {
 
 /// One entry point a row. On the host the row is only type-checked.
 macro_rules! entries {
-    ($($name:ident = $family:ident $direction:ident<$tiling:ident, $element:ident, $mask:ident>;)*) => {
+    (
+        $($name:ident = $family:ident
+            $direction:ident<$tiling:ident, $element:ident, $mask:ident>;)*
+    ) => {
         $(entry!($name $family $direction $tiling $element $mask);)*
     };
 }

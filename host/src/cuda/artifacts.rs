@@ -31,7 +31,10 @@ struct Artifact {
 }
 
 macro_rules! artifacts {
-    ($($name:ident = $family:ident $direction:ident<$tiling:ident, $element:ident, $mask:ident>;)*) => {
+    (
+        $($name:ident = $family:ident
+            $direction:ident<$tiling:ident, $element:ident, $mask:ident>;)*
+    ) => {
         const ARTIFACTS: &[Artifact] = &[$(Artifact {
             name: stringify!($name),
             ptx: include_bytes!(concat!("../../artifacts/", stringify!($name), ".ptx.z")),

@@ -5,14 +5,14 @@
 //! M4.4 §0x05C): each warp owns 16 or 32 rows for good, so no warp ever needs another's maximum,
 //! sum or output. A quad of lanes shares a row; two shuffles give all four its maximum.
 //!
-//! **Shared memory.** Q is loaded once. K and V tiles pass through a ring of `STAGES` slots each,
+//! **Shared memory.** Q is loaded once. K and V tiles pass through a ring of two slots each,
 //! filled by `cp.async` while earlier tiles are multiplied. Scores, probabilities and the output
 //! numerator never leave registers. Rows past the end of the keys, and channels past the tensor's,
 //! are zero in shared memory, so nothing beyond the tensors can reach a product.
 //!
 //! **What protects what.** Each tile costs one block-wide barrier. A thread first waits for its own
 //! copies of tile j, then all meet: from there on everyone sees tile j, and everyone has finished
-//! reading tile j − 1, whose slot the next copy (tile j + STAGES − 1) may take. Two more barriers
+//! reading tile j − 1, whose slot the next copy, of tile j + 1, may take. Two more barriers
 //! surround the output tile, which is staged where the inputs lay so that it leaves in 16-byte
 //! rows.
 //!

@@ -31,11 +31,11 @@ impl ThreadRows {
 /// Turns one row's raw scores into unnormalised probabilities and advances the row's state.
 ///
 /// The row is number `row` of the thread's; its values are those of row tile `row / 2` (of
-/// `TILES` 8-column tiles) in the row half `row % 2`. Returns the factor of what the row has
+/// `tiles` 8-column tiles) in the row half `row % 2`. Returns the factor of what the row has
 /// accumulated so far.
 ///
 /// # Safety
-/// All lanes of the warp call this alike, and `scores` has `TILES · 4` values a row tile.
+/// All lanes of the warp call this alike, and `scores` has `tiles · 4` values a row tile.
 #[inline(always)]
 pub unsafe fn advance<S: Fragment>(
     scores: &mut S,

@@ -24,7 +24,8 @@ pub fn pack_f16x2(low: f32, high: f32) -> u32 {
     pair
 }
 
-/// `max.bf16x2` (PTX ISA, "Half Precision Floating-Point Instructions: max"): the larger of each half;
+/// `max.bf16x2` (PTX ISA, "Half Precision Floating-Point Instructions: max"): the larger of each
+/// half;
 /// if one operand is NaN, the other.
 #[inline(always)]
 pub fn max_bf16x2(a: u32, b: u32) -> u32 {
@@ -37,7 +38,8 @@ pub fn max_bf16x2(a: u32, b: u32) -> u32 {
     larger
 }
 
-/// `max.f16x2` (PTX ISA, "Half Precision Floating-Point Instructions: max"): the larger of each half;
+/// `max.f16x2` (PTX ISA, "Half Precision Floating-Point Instructions: max"): the larger of each
+/// half;
 /// if one operand is NaN, the other.
 #[inline(always)]
 pub fn max_f16x2(a: u32, b: u32) -> u32 {

@@ -52,8 +52,8 @@ pub unsafe fn mbarrier_arrive_expect(barrier: u32, bytes: u32) {
         in(reg32) bytes, options(nostack));
 }
 
-/// Waits for the end of the phase of this `parity`, with acquire. A fresh barrier counts as past its
-/// phase of parity 1.
+/// Waits for the end of the phase of this `parity`, with acquire. A fresh barrier counts as past
+/// its phase of parity 1.
 ///
 /// # Safety
 /// `barrier` is initialised; the phase waited for is the current one or the one before.

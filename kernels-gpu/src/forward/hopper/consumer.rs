@@ -44,7 +44,7 @@ pub(super) struct Consumer<'a, T, E, M> {
     kinds: PhantomData<(T, E, M)>,
 }
 
-/// Computes the consumer's rows of every work this block is dealt.
+/// Computes the consumer's rows of every work this block draws.
 ///
 /// # Safety
 /// The four warps of consumer `index` call this alike, once; the barriers are initialised.

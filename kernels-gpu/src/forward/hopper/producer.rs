@@ -48,7 +48,7 @@ impl KeyHead {
     }
 }
 
-/// Copies every tile of every work this block is dealt.
+/// Copies every tile of every work this block draws.
 ///
 /// # Safety
 /// One thread of the block calls this, once; the barriers are initialised.
