@@ -4,10 +4,9 @@
 //! lengths) are declared here by their shape and given at the call, so that a plan can be made
 //! once, with its kernel chosen, and run many times.
 
+use ferroflash_core::shape::MAX_LENGTH;
 pub use ferroflash_core::shape::Shape;
 pub use ferroflash_core::visibility::Align;
-
-use ferroflash_core::shape::MAX_LENGTH;
 use ferroflash_core::visibility::{UNBOUNDED, Visibility};
 
 use crate::error::{Error, Result};
@@ -269,19 +268,18 @@ impl Attention {
                 format!("a multiple of kv_heads = {}", s.kv_heads),
             ));
         }
-        for (argument, length) in [("q_len", s.q_len), ("kv_len", s.kv_len)] {
-            if length > MAX_LENGTH {
-                return Err(Error::argument(argument, length, format!("at most {MAX_LENGTH}")));
-            }
-        }
-        for (argument, dim) in [("head_dim", s.head_dim), ("value_dim", s.value_dim)] {
-            if !(1..=512).contains(&dim) {
-                return Err(Error::argument(argument, dim, "between 1 and 512"));
-            }
-        }
-        for (argument, count) in [("batch", s.batch), ("q_heads", s.q_heads)] {
-            if count > u32::MAX as usize {
-                return Err(Error::argument(argument, count, "under 2^32"));
+        let heads = u32::MAX as usize;
+        for (argument, size, range) in [
+            ("q_len", s.q_len, 0..=MAX_LENGTH),
+            ("kv_len", s.kv_len, 0..=MAX_LENGTH),
+            ("batch", s.batch, 0..=heads),
+            ("q_heads", s.q_heads, 0..=heads),
+            ("head_dim", s.head_dim, 1..=512),
+            ("value_dim", s.value_dim, 1..=512),
+        ] {
+            if !range.contains(&size) {
+                let needs = format!("between {} and {}", range.start(), range.end());
+                return Err(Error::argument(argument, size, needs));
             }
         }
         if let Scale::Factor(factor) = self.scale
