@@ -1,0 +1,1 @@
+//! Schedules that run, and count the words, visits and merges that they take.
