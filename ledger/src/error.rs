@@ -1,4 +1,4 @@
-//! One error for every figure that cannot be had.
+//! One error for every figure that cannot be had, and the arithmetic that raises it.
 
 use std::fmt;
 
@@ -64,8 +64,8 @@ impl fmt::Display for Error {
 impl std::error::Error for Error {}
 
 /// `value`, or [`Error::Zero`].
-pub(crate) fn positive(field: &'static str, value: u128) -> Result<u128> {
-    if value == 0 { Err(Error::Zero { field }) } else { Ok(value) }
+pub(crate) fn positive(field: &'static str, value: u64) -> Result<u128> {
+    if value == 0 { Err(Error::Zero { field }) } else { Ok(u128::from(value)) }
 }
 
 /// The product of `factors`, or [`Error::Overflow`].
@@ -83,6 +83,24 @@ pub(crate) fn sum(field: &'static str, terms: &[u128]) -> Result<u128> {
     terms.iter().try_fold(0, step).ok_or(Error::Overflow { field })
 }
 
+/// Blocks of `block` positions that `len` positions take, `⌈len / block⌉`.
+pub(crate) fn blocks(field: &'static str, len: u64, block: u64) -> Result<u128> {
+    Ok(u128::from(len).div_ceil(positive(field, block)?))
+}
+
+/// A finite number above zero, or an error.
+pub(crate) fn positive_real(field: &'static str, value: f64) -> Result<f64> {
+    if value.is_finite() && value > 0.0 {
+        return Ok(value);
+    }
+    Err(Error::field(field, value, "a finite number above 0"))
+}
+
+/// `a / b` as a real; 0 where `b` is 0.
+pub(crate) fn ratio(a: u128, b: u128) -> f64 {
+    if b == 0 { 0.0 } else { a as f64 / b as f64 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,5 +112,8 @@ mod tests {
         assert_eq!(product("x", &[u128::MAX, 2, 0]), Ok(0));
         assert_eq!(sum("x", &[u128::MAX, 1]), overflow);
         assert_eq!(positive("x", 0), Err(Error::Zero { field: "x" }));
+        assert_eq!(blocks("x", 5, 0), Err(Error::Zero { field: "x" }));
+        assert_eq!(blocks("x", u64::MAX, 1), Ok(u128::from(u64::MAX)));
+        assert!(positive_real("x", f64::NAN).is_err());
     }
 }

@@ -14,6 +14,7 @@
 //! | [`row_owner::backward`] | query tiles outside | a program owns a query tile; dK, dV are added up |
 //! | [`warps::split_k`] | keys dealt to warps | every warp has a part of every row |
 //! | [`warps::split_q`] | rows dealt to warps | a warp owns its rows |
+//! | [`hazards::uses`] | one block of the column owner | barriers decide when memory is free |
 //!
 //! They are models: words cross one boundary between a slow memory and a chip, without caches,
 //! sectors or time. Run on [`NoValue`] they count alone, without arithmetic.
@@ -22,6 +23,7 @@ mod call;
 pub mod fa1;
 pub mod fa2;
 mod gradient;
+pub mod hazards;
 mod memory;
 mod number;
 pub mod row_owner;

@@ -4,6 +4,6 @@
 #[allow(dead_code)]
 mod oracle;
 
-mod fixtures;
+mod closed_forms;
 mod parity;
 mod states;
