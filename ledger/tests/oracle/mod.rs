@@ -109,6 +109,11 @@ impl Problem {
         self
     }
 
+    /// The share of probabilities that is dropped, as rounded to 16 bits.
+    pub(crate) fn dropout_rate(&self) -> f64 {
+        self.dropout.map_or(0.0, |d| (f64::from(d.probability) * 65536.0).round() / 65536.0)
+    }
+
     pub(crate) fn visible(&self) -> Visibility {
         let (q_len, kv_len) = (self.shape.q_len as u32, self.shape.kv_len as u32);
         match self.sight {
