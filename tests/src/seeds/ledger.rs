@@ -240,7 +240,10 @@ fn rate(kind: &str, inputs: &Value) -> Result<Value> {
             let flops = if is_causal { flops.causal_both_flops } else { flops.both_flops };
             let seconds = benchmark::implied_seconds(flops, real("flops_per_second"))?;
             let rate = benchmark::declared_rate(flops, seconds)?;
-            json!({"flops": flops as u64, "milliseconds": seconds * 1e3, "rate": rate})
+            json!({
+                "flops": flops as u64, "milliseconds": seconds * 1e3,
+                "teraflops_per_second": rate / 1e12,
+            })
         }
         "rate_ratio" => {
             let ratio = benchmark::rate_ratio(real("rate"), real("of"))?;
