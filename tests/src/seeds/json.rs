@@ -110,3 +110,11 @@ fn assert_relation(had: &Value, relation: &Value, tolerance: f64) {
 fn at_pointer<'a>(had: &'a Value, at: &str) -> &'a Value {
     had.pointer(at).unwrap_or_else(|| panic!("there is nothing at {at}"))
 }
+
+/// Panics unless every key of what a schedule gave is expected, and alike.
+pub(super) fn compare_run(case: &Value, run: &Value, tolerance: f64) {
+    for (key, had) in run.as_object().expect("results by key") {
+        let expected = &case["expected"][key];
+        assert!(alike(had, expected, tolerance), "{key} by running: {had}, expected {expected}");
+    }
+}

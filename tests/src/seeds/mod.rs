@@ -5,6 +5,7 @@ mod attention;
 mod geometry;
 mod json;
 mod ledger;
+mod schedules;
 mod states;
 
 use std::path::Path;
@@ -30,6 +31,15 @@ impl Case {
     ///
     /// On anything that differs.
     pub fn run(&self) -> Value {
+        let had = self.compute();
+        // What describes an algorithm is also run, and must give the same.
+        for run in schedules::run(&self.kind, &self.value["inputs"]) {
+            json::compare_run(&self.value, &run, json::real(&self.value["tolerance"]));
+        }
+        had
+    }
+
+    fn compute(&self) -> Value {
         let inputs = &self.value["inputs"];
         let had = match self.kind.as_str() {
             "attention" => return attention::attention(&self.value),

@@ -1,0 +1,187 @@
+//! Words, visits, programs and barriers, counted by running the schedules without values.
+
+use ferroflash::Align;
+use ferroflash_core::shape::Shape;
+use ferroflash_core::visibility::Visibility;
+use ferroflash_ledger::schedule::fa2::Saved;
+use ferroflash_ledger::schedule::hazards::{self, Barrier};
+use ferroflash_ledger::schedule::warps::{Join, rows_of_warp, split_k};
+use ferroflash_ledger::schedule::{Call, NoValue, Tensor, Trace, fa1, fa2, row_owner};
+use serde_json::{Value, json};
+
+use super::blocks;
+use crate::seeds::json::{index, reals};
+
+/// Runs `test` on a call of these sizes that has no values.
+fn without_values<R>(
+    shape: Shape,
+    visible: Visibility,
+    test: impl FnOnce(&Call<'_, NoValue>, &[NoValue]) -> R,
+) -> R {
+    let values = |dims: [usize; 4]| vec![NoValue; dims.iter().product()];
+    let [q, k, v] = [shape.q_dims(), shape.k_dims(), shape.v_dims()].map(values);
+    let call = Call::new(shape, visible, NoValue, &q, &k, &v).expect("a call");
+    test(&call, &values(shape.o_dims()))
+}
+
+fn one_head(inputs: &Value) -> Shape {
+    let number = |name: &str| inputs[name].as_u64().unwrap_or(1) as usize;
+    let (head_dim, q_len, kv_len) = (number("head_dim"), number("q_len"), number("kv_len"));
+    Shape { batch: 1, q_heads: 1, kv_heads: 1, q_len, kv_len, head_dim, value_dim: head_dim }
+}
+
+fn full(shape: Shape) -> Visibility {
+    Visibility::full(shape.q_len as u32, shape.kv_len as u32)
+}
+
+pub(super) fn forward_words(inputs: &Value) -> Value {
+    let (shape, blocks) = (one_head(inputs), blocks(inputs));
+    let trace = without_values(shape, full(shape), |call, _| match inputs["order"].as_str() {
+        Some("kv_outer") => fa1::forward(call, blocks).expect("a call").trace,
+        _ => {
+            let saved = match inputs["saved_scalars"].as_u64() {
+                Some(1) => Saved::Lse,
+                _ => Saved::MaximumAndSum,
+            };
+            fa2::forward(call, blocks, saved).expect("a call").trace
+        }
+    });
+    let of = |tensor| trace.of(tensor);
+    json!({
+        "kv_reads": of(Tensor::K).reads as u64 + of(Tensor::V).reads as u64,
+        "q_reads": of(Tensor::Q).reads as u64,
+        "o_reads": of(Tensor::O).reads as u64,
+        "state_reads": of(Tensor::State).reads as u64,
+        "o_writes": of(Tensor::O).writes as u64,
+        "state_writes": of(Tensor::State).writes as u64,
+        "initial_writes": trace.initial() as u64,
+        "reads": trace.reads() as u64,
+        "writes": trace.writes() as u64,
+        "transfer": (trace.reads() + trace.writes()) as u64,
+        "total": trace.total() as u64,
+    })
+}
+
+pub(super) fn backward_words(inputs: &Value) -> Value {
+    let (shape, blocks) = (one_head(inputs), blocks(inputs));
+    let trace = without_values(shape, full(shape), |call, d_o| {
+        let saved = fa1::forward(call, blocks).expect("a call");
+        fa1::backward(call, blocks, &saved, d_o).expect("a call").trace
+    });
+    let reads = |tensors: &[Tensor]| -> u64 {
+        tensors.iter().map(|tensor| trace.of(*tensor).reads as u64).sum()
+    };
+    json!({
+        "kv_reads": reads(&[Tensor::K, Tensor::V]),
+        "row_reads": reads(&[Tensor::Q, Tensor::O, Tensor::DO, Tensor::DQ]),
+        "state_reads": reads(&[Tensor::State]),
+        "dq_writes": trace.of(Tensor::DQ).writes as u64,
+        "dkv_writes": (trace.of(Tensor::DK).writes + trace.of(Tensor::DV).writes) as u64,
+        "initial_writes": trace.initial() as u64,
+        "total": trace.total() as u64,
+    })
+}
+
+/// The visits of Algorithm 1, K/V tiles outside, or of the query tiles' owners. The paper visits
+/// every tile; FlashAttention-2 leaves out what no row sees, and there is no such case.
+pub(super) fn tile_visits(inputs: &Value) -> Value {
+    let (shape, blocks) = (one_head(inputs), blocks(inputs));
+    let visible = reals(&inputs["visible"]);
+    let (q_len, kv_len) = (shape.q_len as u32, shape.kv_len as u32);
+    let mask = if visible.contains(&0.0) {
+        Visibility::causal(q_len, kv_len, Align::TopLeft)
+    } else {
+        Visibility::full(q_len, kv_len)
+    };
+    let trace: Trace = without_values(shape, mask, |call, _| match inputs["order"].as_str() {
+        Some("kv_outer") => fa1::forward(call, blocks).expect("a call").trace,
+        _ => fa2::forward(call, blocks, Saved::Lse).expect("a call").trace,
+    });
+    let visits = &trace.visits;
+    json!({
+        "tiles": visits.iter().map(|visit| [visit.q_tile, visit.kv_tile]).collect::<Vec<_>>(),
+        "shapes": visits.iter().map(|visit| [visit.rows, visit.keys]).collect::<Vec<_>>(),
+        "visible_cells": visits.iter().map(|visit| visit.visible).collect::<Vec<_>>(),
+        "cells": visits.iter().map(|visit| visit.rows * visit.keys).sum::<usize>(),
+    })
+}
+
+fn many_heads(inputs: &Value) -> Shape {
+    let number = |name: &str| inputs[name].as_u64().unwrap_or(1) as usize;
+    Shape {
+        batch: number("batch"),
+        q_heads: number("q_heads"),
+        kv_heads: number("kv_heads"),
+        ..one_head(inputs)
+    }
+}
+
+pub(super) fn gradient_producers(inputs: &Value) -> Value {
+    let (shape, blocks) = (many_heads(inputs), blocks(inputs));
+    let (q_len, kv_len) = (shape.q_len as u32, shape.kv_len as u32);
+    let mask = match inputs["align"].as_str() {
+        Some("top_left") => Visibility::causal(q_len, kv_len, Align::TopLeft),
+        Some("bottom_right") => Visibility::causal(q_len, kv_len, Align::BottomRight),
+        _ => Visibility::full(q_len, kv_len),
+    };
+    without_values(shape, mask, |call, d_o| {
+        let saved = fa2::forward(call, blocks, Saved::Lse).expect("a call");
+        let columns = fa2::backward(call, blocks, &saved, d_o).expect("a call").trace;
+        let rows = row_owner::backward(call, blocks, &saved, d_o).expect("a call").trace;
+        json!({
+            "column_owner_dq": columns.producers_of(Tensor::Scratch, 0),
+            "column_owner_dkv": columns.producers_of(Tensor::DK, 0),
+            "row_owner_dkv": rows.producers_of(Tensor::Scratch, 0),
+            "dq_updates": columns.adds() as u64,
+        })
+    })
+}
+
+pub(super) fn head_programs(inputs: &Value) -> Value {
+    let (shape, blocks) = (many_heads(inputs), blocks(inputs));
+    let trace = without_values(shape, full(shape), |call, _| {
+        fa2::forward(call, blocks, Saved::Lse).expect("a call").trace
+    });
+    json!({"programs": trace.programs, "kv_tile_visits": trace.visits.len()})
+}
+
+pub(super) fn split_k_ledger(inputs: &Value) -> Value {
+    let number = |name: &str| index(&inputs[name]);
+    let (q_len, warps, width) = (number("q_block"), number("warps"), number("scalar_bytes"));
+    let shape = Shape { q_len, kv_len: warps, value_dim: number("value_dim"), ..one_head(inputs) };
+    let slices: Vec<_> = (0..warps).map(|warp| warp..warp + 1).collect();
+    without_values(shape, full(shape), |call, _| {
+        let [chain, tree] = [Join::Chain, Join::Tree]
+            .map(|join| split_k(call, q_len, &slices, join).expect("a call").exchange);
+        let bytes = |states: u128| (states * chain.state_words) as u64 * width as u64;
+        json!({
+            "state_values": chain.state_words as u64,
+            "partial_states": chain.partial_states as u64,
+            "merges": chain.merges as u64,
+            "non_owner_bytes": bytes(chain.handed_states),
+            "all_partials_bytes": bytes(chain.partial_states),
+            "serial_depth": chain.depth as u64,
+            "tree_depth": tree.depth as u64,
+        })
+    })
+}
+
+pub(super) fn warp_rows(inputs: &Value) -> Value {
+    let (q_block, warps) = (index(&inputs["q_block"]), index(&inputs["warps"]));
+    let rows: Vec<_> = (0..warps).map(|warp| rows_of_warp(q_block, warps, warp)).collect();
+    json!({"rows_of_warp": rows})
+}
+
+pub(super) fn barriers(inputs: &Value) -> Value {
+    let block = serde_json::from_value(inputs.clone()).expect("a loop");
+    let uses = hazards::uses(&block);
+    let historical = match block.v_in_registers {
+        true => uses.clone(),
+        false => hazards::without(&uses, Barrier::Epilogue),
+    };
+    assert!(hazards::races(&uses, block.v_in_registers).is_empty());
+    json!({
+        "race_free": hazards::barriers(&uses) as u64,
+        "total": hazards::barriers(&historical) as u64,
+    })
+}
