@@ -109,6 +109,12 @@ fn range(index: u64, block: u64, len: u64) -> std::ops::Range<u64> {
     start..start.saturating_add(block).min(len)
 }
 
+/// Positions of tile `index` that exist.
+fn range_len(index: u64, block: u64, len: u64) -> u64 {
+    let positions = range(index, block, len);
+    positions.end - positions.start
+}
+
 /// Tiles and cells of a masked head.
 ///
 /// # Errors
@@ -189,7 +195,7 @@ pub struct GradientProducers {
     pub column_owner_dkv: Vec<u128>,
     /// Blocks that add into each grouped dK and dV tile, if query rows own dQ.
     pub row_owner_dkv: Vec<u128>,
-    /// Scalars added into dQ by column owners, full tile rows counted.
+    /// Scalars added into dQ by column owners, the rows of a tail as many as they are.
     pub dq_updates: u128,
 }
 
@@ -212,11 +218,13 @@ pub fn gradient_producers(
         if any.is_empty() { 0 } else { u64::from(any.end).div_ceil(mask.kv_block) - first }
     };
     let column_owner_dq: Vec<u128> = (0..q_tiles).map(|tile| of_q(tile).into()).collect();
-    let pairs: u128 = column_owner_dq.iter().sum();
-    let heads = [sizes.batch, sizes.q_heads, mask.q_block, sizes.head_dim].map(u128::from);
+    let rows = |tile: usize| u128::from(range_len(tile as u64, mask.q_block, mask.q_len));
+    let visits = column_owner_dq.iter().enumerate();
+    let row_visits: u128 = visits.map(|(tile, visits)| visits * rows(tile)).sum();
+    let heads = [sizes.batch, sizes.q_heads, sizes.head_dim].map(u128::from);
     let owners = (0..kv_tiles).map(|tile| u128::from(visits_of_key_tile(mask, &visible, tile)));
     Ok(GradientProducers {
-        dq_updates: product("dq_updates", &[&[pairs][..], &heads].concat())?,
+        dq_updates: product("dq_updates", &[&[row_visits][..], &heads].concat())?,
         column_owner_dkv: vec![1; kv_tiles as usize],
         row_owner_dkv: owners.map(|visits| visits * group).collect(),
         column_owner_dq,

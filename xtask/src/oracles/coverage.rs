@@ -11,6 +11,7 @@ use super::report::cell;
 use crate::workspace::root;
 
 const CLAIMS: &str = "fixtures/claims.json";
+const MUTATIONS: &str = "fixtures/mutations.json";
 
 #[derive(Deserialize)]
 struct Claims {
@@ -47,6 +48,21 @@ struct Claim {
     reason: Option<String>,
 }
 
+/// What became of the failures that the documents list, by claim.
+#[derive(Deserialize)]
+struct Mutations {
+    claims: HashMap<String, Mutation>,
+}
+
+/// A wrong program that a check rejects, or why there is none.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+struct Mutation {
+    mutation: Option<String>,
+    rejected_by: Option<String>,
+    reason: Option<String>,
+}
+
 /// How far a claim is checked.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
@@ -58,7 +74,7 @@ enum State {
 
 const STATES: [(State, &str); 4] = [
     (State::Case, "run as a case"),
-    (State::Test, "by a test"),
+    (State::Test, "by a test or a mutation"),
     (State::Reason, "cannot be run, with the reason"),
     (State::Open, "open"),
 ];
@@ -80,7 +96,7 @@ type Cases<'a> = HashMap<&'a str, Vec<String>>;
 /// The whole table, once the claims, the cases and the tests were found to fit together.
 pub(super) fn table(outcomes: &[Outcome]) -> Result<String> {
     let text = std::fs::read_to_string(root().join(CLAIMS)).context(CLAIMS)?;
-    let claims: Claims = serde_json::from_str(&text).context(CLAIMS)?;
+    let mut claims: Claims = serde_json::from_str(&text).context(CLAIMS)?;
     if claims.schema != "ferroflash.seed-claims.v1" {
         bail!("{CLAIMS}: its schema is {:?}", claims.schema);
     }
@@ -91,16 +107,37 @@ pub(super) fn table(outcomes: &[Outcome]) -> Result<String> {
         }
     }
     check(&claims, outcomes)?;
+    let listed = std::fs::read_to_string(root().join(MUTATIONS)).context(MUTATIONS)?;
+    let listed: Mutations = serde_json::from_str(&listed).context(MUTATIONS)?;
+    add_mutations(&mut claims, listed)?;
     let mut text = String::from(
-        "# Coverage\n\nWritten by `cargo xtask oracles` from `fixtures/claims.json` and the cases of \
-         `fixtures/seeds`. A claim is\nchecked by cases (`topic/case`, run at every check) and by \
-         tests (`file::name`), or the table says why no\nprogram can; `open` means that none does \
+        "# Coverage\n\nWritten by `cargo xtask oracles` from `fixtures/claims.json`, the cases of \
+         `fixtures/seeds` and\n`fixtures/mutations.json`. A claim is checked by cases \
+         (`topic/case`, run at every check), by tests\n(`file::name`) and by mutations (wrong \
+         programs that a check must reject), or the table says why no\nprogram can; `open` means that none does \
          yet. Claims are in our own words.\n",
     );
     for document in &claims.documents {
         document.write(&mut text, &cases);
     }
     Ok(text)
+}
+
+/// Counts what the mutations say of a claim among its tests and reasons.
+fn add_mutations(claims: &mut Claims, mut listed: Mutations) -> Result<()> {
+    for claim in claims.documents.iter_mut().flat_map(|document| &mut document.claims) {
+        let Some(mutation) = listed.claims.remove(&claim.id) else { continue };
+        if let (Some(name), Some(by)) = (mutation.mutation, mutation.rejected_by) {
+            claim.tests.push(format!("mutation: {name}, rejected by {by}"));
+        }
+        claim.reason = claim.reason.take().or(mutation.reason);
+    }
+    let mut unknown: Vec<String> = listed.claims.into_keys().collect();
+    unknown.sort();
+    if unknown.is_empty() {
+        return Ok(());
+    }
+    bail!("{MUTATIONS} names claims that {CLAIMS} has not: {}", unknown.join(", "))
 }
 
 impl Document {
@@ -146,8 +183,7 @@ fn checked_by(claim: &Claim, cases: &[&str]) -> String {
     match (&claim.reason, named.is_empty()) {
         (Some(reason), true) => format!("not run: {}", cell(reason)),
         (None, true) => "open".to_owned(),
-        (Some(reason), false) => format!("{} ({})", named.join(" "), cell(reason)),
-        (None, false) => named.join(" "),
+        (_, false) => named.join(" "),
     }
 }
 
