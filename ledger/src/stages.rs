@@ -128,11 +128,23 @@ pub struct BackwardStages {
 ///
 /// Sizes as [`Sizes::group`], widths or blocks of 0, a product beyond `u128`.
 pub fn backward_stages(call: &StagedCall) -> Result<BackwardStages> {
-    let sizes = &call.sizes;
+    backward_stages_of(&call.sizes, &call.tiles()?, call.element_bytes, call.accumulator_bytes)
+}
+
+/// The same for tiles that were counted under any mask.
+///
+/// # Errors
+///
+/// As [`backward_stages`].
+pub fn backward_stages_of(
+    sizes: &Sizes,
+    tiles: &TileCounts,
+    element_bytes: u64,
+    accumulator_bytes: u64,
+) -> Result<BackwardStages> {
     let group = sizes.group()?;
-    let tiles = call.tiles()?;
-    let element = positive("element_bytes", call.element_bytes)?;
-    let accumulator = positive("accumulator_bytes", call.accumulator_bytes)?;
+    let element = positive("element_bytes", element_bytes)?;
+    let accumulator = positive("accumulator_bytes", accumulator_bytes)?;
     let of = |factors: &[u128]| product("bytes", factors);
     let heads = of(&[sizes.batch.into(), sizes.q_heads.into()])?;
     let kv_heads = of(&[sizes.batch.into(), sizes.kv_heads.into()])?;
@@ -223,11 +235,23 @@ pub struct ForwardStages {
 ///
 /// As [`backward_stages`].
 pub fn forward_stages(call: &StagedCall) -> Result<ForwardStages> {
-    let sizes = &call.sizes;
+    forward_stages_of(&call.sizes, &call.tiles()?, call.element_bytes, call.accumulator_bytes)
+}
+
+/// The same for tiles that were counted under any mask.
+///
+/// # Errors
+///
+/// As [`backward_stages`].
+pub fn forward_stages_of(
+    sizes: &Sizes,
+    tiles: &TileCounts,
+    element_bytes: u64,
+    accumulator_bytes: u64,
+) -> Result<ForwardStages> {
     let values = sizes.values()?;
-    let tiles = call.tiles()?;
-    let element = positive("element_bytes", call.element_bytes)?;
-    let accumulator = positive("accumulator_bytes", call.accumulator_bytes)?;
+    let element = positive("element_bytes", element_bytes)?;
+    let accumulator = positive("accumulator_bytes", accumulator_bytes)?;
     let of = |factors: &[u128]| product("bytes", factors);
     let heads = of(&[sizes.batch.into(), sizes.q_heads.into()])?;
     let channels = u128::from(sizes.head_dim) + u128::from(sizes.value_dim);

@@ -95,12 +95,6 @@ impl TiledMask {
             CausalAlign::BottomRight => Visibility::causal(q_len, kv_len, Align::BottomRight),
         })
     }
-
-    /// Query tiles and key tiles.
-    fn tiles(&self) -> Result<[u64; 2]> {
-        let q_tiles = blocks("q_block", self.q_len, self.q_block)? as u64;
-        Ok([q_tiles, blocks("kv_block", self.kv_len, self.kv_block)? as u64])
-    }
 }
 
 /// Half-open range of tile `index`, clipped.
@@ -115,18 +109,25 @@ fn range(index: u64, block: u64, len: u64) -> std::ops::Range<u64> {
 ///
 /// A size of 0, a length beyond [`MAX_LENGTH`], a product beyond `u128`.
 pub fn tile_counts(mask: &TiledMask) -> Result<TileCounts> {
-    let visible = mask.visibility()?;
-    let [q_tiles, kv_tiles] = mask.tiles()?;
+    tile_counts_of(&mask.visibility()?, mask.q_block, mask.kv_block)
+}
+
+/// Tiles and cells of a head under any mask by position.
+///
+/// # Errors
+///
+/// As [`tile_counts`].
+pub fn tile_counts_of(visible: &Visibility, q_block: u64, kv_block: u64) -> Result<TileCounts> {
+    let mask = Tiles::new(visible, q_block, kv_block)?;
+    let Tiles { q_tiles, kv_tiles, .. } = mask;
     let (mut full, mut visited) = (0_u128, 0_u128);
     let (mut visited_cells, mut row_visits, mut key_visits) = (0_u128, 0_u128, 0_u128);
     let mut of_q = [u128::MAX, 0];
     for tile in 0..q_tiles {
         let rows = range(tile, mask.q_block, mask.q_len);
         let narrow = rows.start as u32..rows.end as u32;
-        let any = visible.keys_of_any(&narrow);
         let all = visible.keys_of_all(&narrow);
-        let first = u64::from(any.start) / mask.kv_block;
-        let end = if any.is_empty() { first } else { u64::from(any.end).div_ceil(mask.kv_block) };
+        let (first, end) = mask.key_tiles(tile);
         let visits = u128::from(end - first);
         let keys = (end.saturating_mul(mask.kv_block).min(mask.kv_len))
             .saturating_sub(first * mask.kv_block);
@@ -142,7 +143,7 @@ pub fn tile_counts(mask: &TiledMask) -> Result<TileCounts> {
     }
     let mut of_kv = [u128::MAX, 0];
     for tile in 0..kv_tiles {
-        let visits = u128::from(visits_of_key_tile(mask, &visible, tile));
+        let visits = u128::from(mask.visits_of_key_tile(tile));
         of_kv = [of_kv[0].min(visits), of_kv[1].max(visits)];
     }
     let all = u128::from(q_tiles) * u128::from(kv_tiles);
@@ -170,14 +171,45 @@ pub fn tile_counts(mask: &TiledMask) -> Result<TileCounts> {
     })
 }
 
-/// Query tiles that see a key of key tile `tile`.
-fn visits_of_key_tile(mask: &TiledMask, visible: &Visibility, tile: u64) -> u64 {
-    let keys = range(tile, mask.kv_block, mask.kv_len);
-    let rows = visible.rows_of_any(&(keys.start as u32..keys.end as u32));
-    if rows.is_empty() {
-        return 0;
+/// A masked head cut into tiles.
+struct Tiles<'a> {
+    visible: &'a Visibility,
+    q_len: u64,
+    kv_len: u64,
+    q_block: u64,
+    kv_block: u64,
+    q_tiles: u64,
+    kv_tiles: u64,
+}
+
+impl<'a> Tiles<'a> {
+    fn new(visible: &'a Visibility, q_block: u64, kv_block: u64) -> Result<Self> {
+        let (q_len, kv_len) = (u64::from(visible.q_len), u64::from(visible.kv_len));
+        positive("q_len", q_len)?;
+        positive("kv_len", kv_len)?;
+        let q_tiles = blocks("q_block", q_len, q_block)? as u64;
+        let kv_tiles = blocks("kv_block", kv_len, kv_block)? as u64;
+        Ok(Self { visible, q_len, kv_len, q_block, kv_block, q_tiles, kv_tiles })
     }
-    u64::from(rows.end).div_ceil(mask.q_block) - u64::from(rows.start) / mask.q_block
+
+    /// First key tile that query tile `tile` sees, and one past the last; equal if none.
+    fn key_tiles(&self, tile: u64) -> (u64, u64) {
+        let rows = range(tile, self.q_block, self.q_len);
+        let keys = self.visible.keys_of_any(&(rows.start as u32..rows.end as u32));
+        let first = u64::from(keys.start) / self.kv_block;
+        let end = u64::from(keys.end).div_ceil(self.kv_block);
+        (first, if keys.is_empty() { first } else { end })
+    }
+
+    /// Query tiles that see a key of key tile `tile`.
+    fn visits_of_key_tile(&self, tile: u64) -> u64 {
+        let keys = range(tile, self.kv_block, self.kv_len);
+        let rows = self.visible.rows_of_any(&(keys.start as u32..keys.end as u32));
+        if rows.is_empty() {
+            return 0;
+        }
+        u64::from(rows.end).div_ceil(self.q_block) - u64::from(rows.start) / self.q_block
+    }
 }
 
 /// Blocks that add into each gradient tile, by who owns what (M4.4 §0x06.1G–0x06.1J).
@@ -189,7 +221,7 @@ pub struct GradientProducers {
     pub column_owner_dkv: Vec<u128>,
     /// Blocks that add into each grouped dK and dV tile, if query rows own dQ.
     pub row_owner_dkv: Vec<u128>,
-    /// Scalars added into dQ by column owners, full tile rows counted.
+    /// Scalars added into dQ by column owners, the rows of a tail as many as they are.
     pub dq_updates: u128,
 }
 
@@ -204,20 +236,19 @@ pub fn gradient_producers(
 ) -> Result<GradientProducers> {
     let group = u128::from(sizes.group()?);
     let visible = mask.visibility()?;
-    let [q_tiles, kv_tiles] = mask.tiles()?;
-    let of_q = |tile| {
+    let tiles = Tiles::new(&visible, mask.q_block, mask.kv_block)?;
+    let (mut column_owner_dq, mut row_visits) = (Vec::new(), 0);
+    for tile in 0..tiles.q_tiles {
+        let (first, end) = tiles.key_tiles(tile);
         let rows = range(tile, mask.q_block, mask.q_len);
-        let any = visible.keys_of_any(&(rows.start as u32..rows.end as u32));
-        let first = u64::from(any.start) / mask.kv_block;
-        if any.is_empty() { 0 } else { u64::from(any.end).div_ceil(mask.kv_block) - first }
-    };
-    let column_owner_dq: Vec<u128> = (0..q_tiles).map(|tile| of_q(tile).into()).collect();
-    let pairs: u128 = column_owner_dq.iter().sum();
-    let heads = [sizes.batch, sizes.q_heads, mask.q_block, sizes.head_dim].map(u128::from);
-    let owners = (0..kv_tiles).map(|tile| u128::from(visits_of_key_tile(mask, &visible, tile)));
+        row_visits += u128::from(end - first) * u128::from(rows.end - rows.start);
+        column_owner_dq.push(u128::from(end - first));
+    }
+    let heads = [sizes.batch, sizes.q_heads, sizes.head_dim].map(u128::from);
+    let owners = (0..tiles.kv_tiles).map(|tile| u128::from(tiles.visits_of_key_tile(tile)));
     Ok(GradientProducers {
-        dq_updates: product("dq_updates", &[&[pairs][..], &heads].concat())?,
-        column_owner_dkv: vec![1; kv_tiles as usize],
+        dq_updates: product("dq_updates", &[&[row_visits][..], &heads].concat())?,
+        column_owner_dkv: vec![1; tiles.kv_tiles as usize],
         row_owner_dkv: owners.map(|visits| visits * group).collect(),
         column_owner_dq,
     })
@@ -225,6 +256,7 @@ pub fn gradient_producers(
 
 #[cfg(test)]
 mod tests {
+    use ferroflash_core::visibility::UNBOUNDED;
     use proptest::prelude::*;
 
     use super::*;
@@ -248,23 +280,33 @@ mod tests {
     }
 
     /// Visible cells and all cells of a tile, one by one.
-    fn cells(mask: &TiledMask, visible: &Visibility, q: u64, kv: u64) -> (u128, u128) {
-        let (rows, keys) =
-            (range(q, mask.q_block, mask.q_len), range(kv, mask.kv_block, mask.kv_len));
+    fn cells(tiles: &Tiles<'_>, q: u64, kv: u64) -> (u128, u128) {
+        let rows = range(q, tiles.q_block, tiles.q_len);
+        let keys = range(kv, tiles.kv_block, tiles.kv_len);
         let seen = rows.clone().flat_map(|row| keys.clone().map(move |key| (row, key)));
-        let seen = seen.filter(|(row, key)| visible.sees(*row as u32, *key as u32)).count();
-        (seen as u128, u128::from(rows.end - rows.start) * u128::from(keys.end - keys.start))
+        let sees = |(row, key): &(u64, u64)| tiles.visible.sees(*row as u32, *key as u32);
+        let all = u128::from(rows.end - rows.start) * u128::from(keys.end - keys.start);
+        (seen.filter(sees).count() as u128, all)
+    }
+
+    /// Any window as well.
+    fn windowed() -> impl Strategy<Value = (Visibility, u64, u64)> {
+        let side = prop_oneof![Just(UNBOUNDED), 0..20_i32];
+        (mask(), side.clone(), side).prop_map(|(mask, left, right)| {
+            let visible = Visibility { left, right, ..mask.visibility().unwrap() };
+            (visible, mask.q_block, mask.kv_block)
+        })
     }
 
     proptest! {
         #[test]
-        fn counts_are_those_of_the_cells(mask in mask()) {
-            let counts = tile_counts(&mask).unwrap();
-            let visible = mask.visibility().unwrap();
-            let [q_tiles, kv_tiles] = mask.tiles().unwrap();
+        fn counts_are_those_of_the_cells((visible, q_block, kv_block) in windowed()) {
+            let counts = tile_counts_of(&visible, q_block, kv_block).unwrap();
+            let tiles = Tiles::new(&visible, q_block, kv_block).unwrap();
+            let (q_tiles, kv_tiles) = (tiles.q_tiles, tiles.kv_tiles);
             let (mut full, mut visited, mut seen, mut walked) = (0_u128, 0_u128, 0, 0);
             for (q, kv) in (0..q_tiles).flat_map(|q| (0..kv_tiles).map(move |kv| (q, kv))) {
-                let (inside, all) = cells(&mask, &visible, q, kv);
+                let (inside, all) = cells(&tiles, q, kv);
                 full += u128::from(inside == all);
                 visited += u128::from(inside > 0);
                 seen += inside;

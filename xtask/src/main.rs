@@ -5,6 +5,7 @@ mod ci;
 mod docs;
 mod evidence;
 mod gpu_bundle;
+mod oracles;
 mod test;
 mod workspace;
 
@@ -28,6 +29,8 @@ enum Task {
     CheckPtx,
     /// Run every test that needs no GPU
     Test,
+    /// Run the worked examples of the seeds, and write or check their reports and coverage
+    Oracles(oracles::Options),
     /// Gather what a GPU run needs into target/gpu-bundle
     GpuBundle,
     /// File what GPU runs showed, or check that they showed every kernel to be right
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
         Task::BuildPtx(options) => build_ptx::run(&options),
         Task::CheckPtx => build_ptx::check_committed(),
         Task::Test => test::run(),
+        Task::Oracles(options) => oracles::run(&options),
         Task::GpuBundle => gpu_bundle::run(),
         Task::Evidence(options) => evidence::run(&options),
         Task::Docs => docs::check(),
