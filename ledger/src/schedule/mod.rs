@@ -11,6 +11,7 @@
 //! | [`fa1::backward`] | K/V tiles outside | a head's loop owns dK and dV; dQ goes to and fro |
 //! | [`fa2::forward`] | query tiles outside | a program owns a query tile |
 //! | [`fa2::backward`] | K/V tiles outside | a program owns a K/V tile; dQ is added up |
+//! | [`column_owner::backward`] | K/V tiles outside | the same with other reductions |
 //! | [`row_owner::backward`] | query tiles outside | a program owns a query tile; dK, dV are added up |
 //! | [`warps::split_k`] | keys dealt to warps | every warp has a part of every row |
 //! | [`warps::split_q`] | rows dealt to warps | a warp owns its rows |
@@ -20,6 +21,7 @@
 //! sectors or time. Run on [`NoValue`] they count alone, without arithmetic.
 
 mod call;
+pub mod column_owner;
 pub mod fa1;
 pub mod fa2;
 mod gradient;
