@@ -231,7 +231,8 @@ mod tests {
     use super::*;
 
     const PAGE: &str = "# One, two\n\nSee [the table](a.md#b) and\n[both\nhalves](b.md), \
-        `[code](c.md)`.\n\n```\n[more](d.md)\n```\n\n## Q·Kᵀ again\n## One, two\n![figure](e.svg)\n";
+        `[code](c.md)`.\n\n```\n[more](d.md)\n```\n\n## Q·Kᵀ again\n## One, two\n\
+        ![figure](e.svg)\n";
 
     #[test]
     fn links_are_found_outside_code() {

@@ -12,7 +12,7 @@
 //! | [`fa2::forward`] | query tiles outside | a program owns a query tile |
 //! | [`fa2::backward`] | K/V tiles outside | a program owns a K/V tile; dQ is added up |
 //! | [`column_owner::backward`] | K/V tiles outside | the same with other reductions |
-//! | [`row_owner::backward`] | query tiles outside | a program owns a query tile; dK, dV are added up |
+//! | [`row_owner::backward`] | query tiles outside | a program owns a query tile; dK, dV add up |
 //! | [`warps::split_k`] | keys dealt to warps | every warp has a part of every row |
 //! | [`warps::split_q`] | rows dealt to warps | a warp owns its rows |
 //! | [`hazards::uses`] | one block of the column owner | barriers decide when memory is free |

@@ -183,6 +183,54 @@ fn many_heads(inputs: &Value) -> Shape {
     }
 }
 
+/// Blocks of the main kernel, by who owns what.
+pub(super) fn backward_grids(inputs: &Value) -> Value {
+    let (shape, blocks) = (many_heads(inputs), blocks(inputs));
+    without_values(shape, full(shape), |call, d_o| {
+        let saved = fa2::forward(call, blocks, Saved::Lse).expect("a call");
+        let columns = fa2::backward(call, blocks, &saved, d_o).expect("a call").trace;
+        let rows = row_owner::backward(call, blocks, &saved, d_o).expect("a call").trace;
+        json!({"column_owners": columns.programs, "row_owners": rows.programs})
+    })
+}
+
+/// The scratch that is cleared, and what is kept of each row. No byte depends on the tiles.
+pub(super) fn scratch(inputs: &Value) -> Value {
+    let shape = many_heads(inputs);
+    let blocks = Blocks { q_block: shape.q_len, kv_block: shape.kv_len };
+    let width = index(&inputs["accumulator_bytes"]) as u128;
+    let trace = without_values(shape, full(shape), |call, d_o| {
+        let saved = fa2::forward(call, blocks, Saved::Lse).expect("a call");
+        fa2::backward(call, blocks, &saved, d_o).expect("a call").trace
+    });
+    json!({
+        "dq_accumulator_bytes": (width * trace.initial()) as u64,
+        "delta_bytes": (width * trace.of(Tensor::Delta).writes) as u64,
+    })
+}
+
+/// Merges and divisions of one row, by the schedule that divides at every tile and the one that
+/// divides in the end. The first tile meets the empty state, which costs nothing.
+pub(super) fn row_work(inputs: &Value) -> Value {
+    let number = |name: &str| index(&inputs[name]);
+    let blocks = Blocks { q_block: 1, kv_block: number("kv_block") };
+    let kv_len = number("kv_tiles") * blocks.kv_block;
+    let sizes = json!({"q_len": 1, "kv_len": kv_len, "head_dim": inputs["value_dim"]});
+    let shape = one_head(&sizes);
+    let [first, second] = without_values(shape, full(shape), |call, _| {
+        let first = fa1::forward(call, blocks).expect("a call").trace;
+        [first, fa2::forward(call, blocks, Saved::Lse).expect("a call").trace]
+    });
+    json!({
+        "retained": {
+            "running_max_comparisons": second.merges - 1,
+            "row_sum_updates": second.merges - 1,
+        },
+        "product": {"reciprocals": first.divisions},
+        "delayed": {"reciprocals": second.divisions},
+    })
+}
+
 fn aligned(inputs: &Value, shape: Shape) -> Visibility {
     let (q_len, kv_len) = (shape.q_len as u32, shape.kv_len as u32);
     match inputs["align"].as_str() {
