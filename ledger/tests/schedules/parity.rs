@@ -254,6 +254,8 @@ fn bad_input_is_refused_by_name() {
     let (q, k, v) = (&tensors.q, &tensors.k, &tensors.v);
     refused(Call::new(wrong, problem.visible(), 1.0, q, k, v).map(drop), "q_heads");
     refused(Call::new(problem.shape, problem.visible(), 1.0, q, q, v).map(drop), "k");
+    let endless = Shape { value_dim: usize::MAX, ..problem.shape };
+    refused(Call::new(endless, problem.visible(), 1.0, q, k, v).map(drop), "v");
     let no_rows = Shape { q_len: 0, ..problem.shape };
     refused(Call::new(no_rows, problem.visible(), 1.0, q, k, v).map(drop), "q_len");
 }
