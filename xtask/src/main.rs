@@ -2,6 +2,7 @@
 
 mod build_ptx;
 mod ci;
+mod docs;
 mod evidence;
 mod gpu_bundle;
 mod oracles;
@@ -34,6 +35,8 @@ enum Task {
     GpuBundle,
     /// File what GPU runs showed, or check that they showed every kernel to be right
     Evidence(evidence::Options),
+    /// Check the links of the documentation
+    Docs,
     /// Everything a change must pass: format, lints, documentation, tests, kernels, evidence
     Ci,
 }
@@ -46,6 +49,7 @@ fn main() -> ExitCode {
         Task::Oracles(options) => oracles::run(&options),
         Task::GpuBundle => gpu_bundle::run(),
         Task::Evidence(options) => evidence::run(&options),
+        Task::Docs => docs::check(),
         Task::Ci => ci::all(),
     };
     match result {

@@ -42,8 +42,8 @@ impl<'a, F: Real> Call<'a, F> {
     /// A call; `visible` says which keys a row of any item and head may see.
     ///
     /// # Errors
-    /// A size of 0, query heads that KV heads do not divide, and a slice or `visible` of another
-    /// size than the shape says, by name.
+    /// A size of 0, query heads that KV heads do not divide, a slice or `visible` of another size
+    /// than the shape says, an output beyond what can be counted; by name.
     pub fn new(
         shape: Shape,
         visible: Visibility,
@@ -79,6 +79,7 @@ impl<'a, F: Real> Call<'a, F> {
         {
             expect_len(field, slice.len(), &dims)?;
         }
+        values("o", &shape.o_dims())?;
         Ok(Self { shape, visible, scale, q, k, v, dropout: None })
     }
 
@@ -234,13 +235,19 @@ pub(crate) fn tiles(len: usize, block: usize) -> Vec<Range<usize>> {
     (0..len).step_by(block).map(|start| start..len.min(start.saturating_add(block))).collect()
 }
 
+/// Values of a tensor.
+fn values(field: &'static str, dims: &[usize]) -> Result<usize> {
+    let product = dims.iter().try_fold(1_usize, |product, dim| product.checked_mul(*dim));
+    product.ok_or(Error::Overflow { field })
+}
+
+/// A slice is as long as its tensor.
 pub(crate) fn expect_len(field: &'static str, had: usize, dims: &[usize]) -> Result<()> {
-    let needs = dims.iter().try_fold(1_usize, |product, dim| product.checked_mul(*dim));
-    match needs {
-        None => Err(Error::Overflow { field }),
-        Some(needs) if needs == had => Ok(()),
-        Some(needs) => Err(Error::field(field, format!("{had} values"), format!("{needs} values"))),
+    let needs = values(field, dims)?;
+    if needs == had {
+        return Ok(());
     }
+    Err(Error::field(field, format!("{had} values"), format!("{needs} values")))
 }
 
 /// A column of row scalars on the chip.

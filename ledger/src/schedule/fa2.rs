@@ -9,9 +9,10 @@
 
 use ferroflash_core::row_state::RowState;
 
-use super::call::{Blocks, Call, column, expect_len};
+use super::call::{Blocks, Call};
+use super::column_owner::{self, Reductions};
 use super::fa1::Backward;
-use super::gradient::{Cells, Gradients, PairTiles, RowsState, deltas};
+use super::gradient::Cells;
 use super::memory::Slow;
 use super::number::Real;
 use super::tile::{Chip, Tile};
@@ -99,28 +100,8 @@ pub(crate) fn finish<F: Real>(
     }
 }
 
-/// `⟨dO, O⟩` of every row, in slow memory: the kernel before the main one.
-pub(crate) fn preprocess<F: Real>(
-    call: &Call<'_, F>,
-    blocks: Blocks,
-    trace: &mut Trace,
-    o: &Slow<F>,
-    d_o: &Slow<F>,
-) -> Slow<F> {
-    let mut delta = Slow::undefined(Tensor::Delta, call.heads(), call.shape.q_len, 1);
-    for head in 0..call.heads() {
-        for (i, rows) in call.q_tiles(blocks).into_iter().enumerate() {
-            let chip = Chip::default();
-            let o_tile = o.load(&chip, trace, head, rows.clone());
-            let d_o_tile = d_o.load(&chip, trace, head, rows.clone());
-            let of_rows = column(&chip, deltas(&d_o_tile, &o_tile));
-            delta.store(trace, i as u64, head, rows, &of_rows);
-        }
-    }
-    delta
-}
-
-/// Algorithm 2 as three kernels, and the sum over the heads of a group.
+/// Algorithm 2 as flash-attention v2.0.0 runs it: dQ is added up atomically, and dK and dV of the
+/// query heads are summed over their group at the end; see [`column_owner`].
 ///
 /// # Errors
 /// A block size of 0; `d_o`, or what the forward left, of another size.
@@ -130,74 +111,5 @@ pub fn backward<F: Real>(
     saved: &Forward<F>,
     d_o: &[F],
 ) -> Result<Backward<F>> {
-    call.check(blocks)?;
-    let (s, heads) = (call.shape, call.heads());
-    expect_len("d_o", d_o.len(), &s.o_dims())?;
-    expect_len("o", saved.o.len(), &s.o_dims())?;
-    expect_len("lse", saved.lse.len(), &s.lse_dims())?;
-    let (mut trace, [q, k, v]) = (Trace::default(), call.inputs());
-    let o = Slow::holding(Tensor::O, s.q_len, s.value_dim, &saved.o);
-    let d_o = Slow::holding(Tensor::DO, s.q_len, s.value_dim, d_o);
-    let lse = Slow::holding(Tensor::State, s.q_len, 1, &saved.lse);
-    let delta = preprocess(call, blocks, &mut trace, &o, &d_o);
-    let mut scratch = Slow::undefined(Tensor::Scratch, heads, s.q_len, s.head_dim);
-    (0..heads).for_each(|head| scratch.initialise(&mut trace, head, 0..s.q_len, F::ZERO));
-
-    let mut dk = Slow::undefined(Tensor::DK, heads, s.kv_len, s.head_dim);
-    let mut dv = Slow::undefined(Tensor::DV, heads, s.kv_len, s.value_dim);
-    for head in 0..heads {
-        for (j, keys) in call.kv_tiles(blocks).into_iter().enumerate() {
-            let (program, chip) = (trace.programs, Chip::default());
-            trace.programs += 1;
-            let k_tile = k.load(&chip, &mut trace, call.kv_head(head), keys.clone());
-            let v_tile = v.load(&chip, &mut trace, call.kv_head(head), keys.clone());
-            let mut gradients = Gradients::zeros(call, &chip, keys.len());
-            for (i, rows) in call.q_tiles(blocks).into_iter().enumerate().rev() {
-                if call.visible_cells(&rows, &keys) == 0 {
-                    continue;
-                }
-                call.visit(&mut trace, program, (i, &rows), (j, &keys));
-                let q_tile = q.load(&chip, &mut trace, head, rows.clone());
-                let d_o_tile = d_o.load(&chip, &mut trace, head, rows.clone());
-                let state = RowsState {
-                    lse: lse.load(&chip, &mut trace, head, rows.clone()),
-                    delta: delta.load(&chip, &mut trace, head, rows.clone()),
-                };
-                let mut dq = Tile::filled(&chip, rows.len(), s.head_dim, F::ZERO);
-                let cells = Cells { head, rows: &rows, keys: &keys };
-                let tiles = PairTiles { q: &q_tile, k: &k_tile, v: &v_tile, d_o: &d_o_tile };
-                gradients.add(call, cells, tiles, &state, &mut dq, F::ONE);
-                scratch.add(&mut trace, program, head, rows, &dq);
-            }
-            dk.store(&mut trace, program, head, keys.clone(), &gradients.dk);
-            dv.store(&mut trace, program, head, keys, &gradients.dv);
-            trace.peak_words = trace.peak_words.max(chip.peak());
-        }
-    }
-    let dq = scratch.convert(&mut trace, Tensor::DQ, call.scale);
-    let dk = sum_group(call, &mut trace, dk.into_values(), Tensor::DK, s.head_dim);
-    let dv = sum_group(call, &mut trace, dv.into_values(), Tensor::DV, s.value_dim);
-    Ok(Backward { dq, dk, dv, trace })
-}
-
-/// Adds up the query heads of each group; nothing where each has a KV head of its own.
-fn sum_group<F: Real>(
-    call: &Call<'_, F>,
-    trace: &mut Trace,
-    expanded: Vec<F>,
-    gradient: Tensor,
-    width: usize,
-) -> Vec<F> {
-    if call.shape.group() == 1 {
-        return expanded;
-    }
-    let head_values = call.shape.kv_len * width;
-    let mut summed = vec![F::ZERO; call.kv_heads() * head_values];
-    for (head, values) in expanded.chunks(head_values).enumerate() {
-        let sums = &mut summed[call.kv_head(head) * head_values..][..head_values];
-        sums.iter_mut().zip(values).for_each(|(sum, value)| *sum = *sum + *value);
-    }
-    trace.touch(gradient).reads += expanded.len() as u128;
-    trace.touch(gradient).writes += summed.len() as u128;
-    summed
+    column_owner::backward(call, blocks, saved, d_o, &Reductions::ATOMIC)
 }

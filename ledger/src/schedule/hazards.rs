@@ -233,4 +233,34 @@ mod tests {
             }
         }
     }
+
+    /// M4.4 §0x06.2E, with what its table leaves out: the barrier after P and dS is what P's
+    /// readers need, while dQ and dK would be kept from dS by the next one.
+    #[test]
+    fn each_barrier_keeps_apart_what_it_is_for() {
+        use Buffer::{DK, DO, DS, K, P, Q, V};
+        let block = |double_buffered_q, v_in_registers| BackwardLoop {
+            q_tiles: 3,
+            double_buffered_q,
+            v_in_registers,
+        };
+        let (shared, registers, one_q) =
+            (block(true, false), block(true, true), block(false, false));
+        for (block, barrier, first, second) in [
+            (registers, Barrier::CaptureV, Use::Copy(V), Use::Read(V)),
+            (shared, Barrier::Operands, Use::Copy(DO), Use::Read(DO)),
+            (shared, Barrier::Scores, Use::Write(P), Use::Read(P)),
+            (shared, Barrier::DO, Use::Read(DO), Use::Copy(DO)),
+            (one_q, Barrier::Q, Use::Read(Q(0)), Use::Copy(Q(0))),
+            (shared, Barrier::Epilogue, Use::Read(K), Use::Write(DK)),
+            (shared, Barrier::Results, Use::Write(DK), Use::Read(DK)),
+        ] {
+            let left = races(&without(&uses(&block), barrier), block.v_in_registers);
+            assert!(left.contains(&Race { first, second }), "{barrier:?}: {left:?}");
+        }
+        let of_ds = Race { first: Use::Write(DS), second: Use::Read(DS) };
+        let without_scores = without(&uses(&shared), Barrier::Scores);
+        assert!(!races(&without_scores, false).contains(&of_ds));
+        assert!(races(&without(&without_scores, Barrier::DO), false).contains(&of_ds));
+    }
 }

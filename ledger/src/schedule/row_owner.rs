@@ -6,8 +6,9 @@
 //! for. flash-attention v2.0.0 holds this loop in its source and never launches it.
 
 use super::call::{Blocks, Call, expect_len};
+use super::column_owner::preprocess;
 use super::fa1::Backward;
-use super::fa2::{Forward, preprocess};
+use super::fa2::Forward;
 use super::gradient::{Cells, Gradients, PairTiles, RowsState};
 use super::memory::Slow;
 use super::number::Real;

@@ -62,6 +62,13 @@ impl<'c, F: Real> Tile<'c, F> {
         product
     }
 
+    /// `self += factor · other`.
+    pub(crate) fn add_scaled(&mut self, factor: F, other: &Self) {
+        if F::HAS_VALUE {
+            add_scaled(&mut self.values, factor, &other.values);
+        }
+    }
+
     /// `self += factor · left · right`.
     pub(crate) fn add_product(&mut self, factor: F, left: &Self, right: &Self) {
         if F::HAS_VALUE {

@@ -33,6 +33,18 @@ pub(crate) enum Update {
     Rounded,
 }
 
+/// Where 1 / (1 − p̂) is applied.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Keep {
+    /// To every probability.
+    AtOnce,
+    /// To dQ, dK and dV at the end, as flash-attention v2.0.0 does: until then dP is masked only,
+    /// and delta is multiplied by 1 − p̂. As right as the other.
+    AtTheEnd,
+    /// At once, and again where dQ is converted.
+    Twice,
+}
+
 /// What a backward does. Each field has one right value.
 #[derive(Clone, Copy)]
 pub(crate) struct Rules {
@@ -46,8 +58,7 @@ pub(crate) struct Rules {
     pub(crate) drop_for_dv: bool,
     /// dS takes the undropped probabilities.
     pub(crate) undropped_for_ds: bool,
-    /// The conversion of dQ applies 1 / (1 − p̂), which dS holds already.
-    pub(crate) keep_scale_twice: bool,
+    pub(crate) keep: Keep,
     /// dQ's scratch is cleared before the owners add to it.
     pub(crate) clear: bool,
     pub(crate) update: Update,
@@ -68,7 +79,7 @@ impl Rules {
         mask: true,
         drop_for_dv: true,
         undropped_for_ds: true,
-        keep_scale_twice: false,
+        keep: Keep::AtOnce,
         clear: true,
         update: Update::Atomic,
         sum_group: true,
@@ -117,9 +128,11 @@ pub(crate) fn backward(problem: &Problem, rules: Rules) -> Gradients {
     let row_of = |values: &[f32], row: usize, width: usize| -> Vec<f64> {
         values[row * width..(row + 1) * width].iter().map(|x| f64::from(*x)).collect()
     };
-    let keep_scale = match problem.dropout {
-        Some(_) if rules.keep_scale_twice => 1.0 / (1.0 - problem.dropout_rate()),
-        _ => 1.0,
+    let kept = 1.0 - problem.dropout_rate();
+    let (in_loop, dq_end, end) = match rules.keep {
+        Keep::AtOnce => (1.0, 1.0, 1.0),
+        Keep::AtTheEnd => (kept, 1.0 / kept, 1.0 / kept),
+        Keep::Twice => (1.0, 1.0 / kept, 1.0),
     };
     let launched = if rules.launch_q_heads { s.q_heads } else { s.kv_heads };
     for head in 0..launched {
@@ -142,9 +155,10 @@ pub(crate) fn backward(problem: &Problem, rules: Rules) -> Gradients {
                     let (k, v) =
                         (row_of(&problem.k, kv, s.head_dim), row_of(&problem.v, kv, s.value_dim));
                     let p = (score(problem, head, kv_head, row, key) - lse[at]).exp();
-                    let z = multiplier(problem, rules.replay, head, row, key);
+                    let z = in_loop * multiplier(problem, rules.replay, head, row, key);
                     let d_p: f64 = z * d_o.iter().zip(&v).map(|(a, b)| a * b).sum::<f64>();
-                    let ds = if rules.undropped_for_ds { p } else { p * z } * (d_p - delta);
+                    let ds =
+                        if rules.undropped_for_ds { p } else { p * z } * (d_p - in_loop * delta);
                     let p = if rules.drop_for_dv { p * z } else { p };
                     let stores = |sum: f64, term: f64| match rules.warps_store_dkv {
                         true if row % 4 == 0 => term,
@@ -153,15 +167,15 @@ pub(crate) fn backward(problem: &Problem, rules: Rules) -> Gradients {
                     let last_alone = !rules.sum_group && head % s.group() != s.group() - 1;
                     for c in 0..s.head_dim {
                         let own = &mut dq[at * s.head_dim + c];
-                        *own = add(*own, tau(rules.scale_dq) * keep_scale * ds * k[c], rules);
+                        *own = add(*own, tau(rules.scale_dq) * dq_end * ds * k[c], rules);
                         if !last_alone {
                             let own = &mut dk[kv * s.head_dim + c];
-                            *own = stores(*own, tau(rules.scale_dk) * ds * q[c]);
+                            *own = stores(*own, tau(rules.scale_dk) * end * ds * q[c]);
                         }
                     }
                     for c in (0..s.value_dim).filter(|_| !last_alone) {
                         let own = &mut dv[kv * s.value_dim + c];
-                        *own = stores(*own, tau(rules.scale_dv) * p * d_o[c]);
+                        *own = stores(*own, tau(rules.scale_dv) * end * p * d_o[c]);
                     }
                 }
             }

@@ -34,6 +34,9 @@ fn nothing_broken_passes() {
     for problem in table::problems() {
         forward::verdict(&problem, forward::Rules::RIGHT).expect("the right forward");
         backward::verdict(&problem, backward::Rules::RIGHT).expect("the right backward");
+        let deferred = backward::Keep::AtTheEnd;
+        let deferred = backward::Rules { keep: deferred, ..backward::Rules::RIGHT };
+        backward::verdict(&problem, deferred).expect("the factor taken out of the sums");
         let update = backward::Update::Atomic;
         backward::rounded_once(&problem, update).expect("rounded once");
     }

@@ -50,7 +50,8 @@ pub(crate) fn splits_are_free() -> Verdict {
     let problem = problem(24, Sight::Full);
     let tensors = problem.cast::<NoValue>();
     let call = problem.call(&tensors);
-    let whole = split_k(&call, 8, &[0..24], Join::Tree).expect("a call").exchange;
+    let all = std::slice::from_ref(&(0..24));
+    let whole = split_k(&call, 8, all, Join::Tree).expect("a call").exchange;
     let split = split_k(&call, 8, &[0..12, 12..24], Join::Tree).expect("a call").exchange;
     check_counts([("merges", whole.merges, split.merges)])
 }

@@ -3,7 +3,7 @@
 use ferroflash::Align;
 use ferroflash_ledger::schedule::hazards::Barrier;
 
-use crate::backward::{self, Replay, Update};
+use crate::backward::{self, Keep, Replay, Update};
 use crate::forward::{self, Division, Masking, Tiles};
 use crate::oracle::{Check, Problem, Sight, Verdict, shape};
 use crate::{counts, ownership, schedules, storage};
@@ -163,7 +163,7 @@ pub(crate) const MUTATIONS: &[Mutation] = &[
     backward!("P rebuilt without the mask", ["m43-255"], causal(), { mask: false }),
     backward!("undropped P for dV", ["m44-371"], dropped(), { drop_for_dv: false }),
     backward!("dropped P for dS", [], dropped(), { undropped_for_ds: false }),
-    backward!("conversion keeps twice", ["m44-370"], dropped(), { keep_scale_twice: true }),
+    backward!("conversion keeps twice", ["m44-370"], dropped(), { keep: Keep::Twice }),
     backward!("scratch not cleared", ["m44-414"], full(), { clear: false }),
     backward!("plain stores of dQ", ["m44-409"], full(), { update: Update::Racing }),
     other!("shares of dQ rounded", ["m44-410"], Values, {

@@ -234,7 +234,8 @@ pub(crate) fn check_values<F: Real>(
     let allowed = tolerance * finite.fold(1.0, |largest: f64, value| largest.max(value.abs()));
     for (at, (had, exact)) in had.iter().zip(exact).enumerate() {
         let had = had.to_f64();
-        if had != *exact && !((had - exact).abs() <= allowed) {
+        let difference = (had - exact).abs();
+        if had != *exact && (difference.is_nan() || difference > allowed) {
             return reject(Check::Values, format!("{tensor}[{at}]: {had}, exactly {exact}"));
         }
     }

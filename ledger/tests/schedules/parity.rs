@@ -2,9 +2,10 @@
 
 use ferroflash::Align;
 use ferroflash_core::shape::Shape;
+use ferroflash_ledger::schedule::column_owner::{self, Reductions};
 use ferroflash_ledger::schedule::fa2::Saved;
 use ferroflash_ledger::schedule::warps::{Join, rows_of_warp, split_k, split_q};
-use ferroflash_ledger::schedule::{Blocks, Call, Real, Tensor, fa1, fa2, row_owner};
+use ferroflash_ledger::schedule::{Blocks, Call, Real, Tensor, Trace, fa1, fa2, row_owner};
 use proptest::prelude::*;
 
 use crate::oracle::{Problem, Sight, Verdict, check_owner, check_values, shape};
@@ -88,6 +89,20 @@ fn backwards<F: Real>(problem: &Problem, blocks: Blocks, tolerance: f64) -> Verd
         compare("column owner", &columns)?;
         check_owner(&columns.trace, Tensor::DK, q_heads, kv_tiles)?;
         check_owner(&columns.trace, Tensor::DV, q_heads, kv_tiles)?;
+        let with = |reductions| {
+            column_owner::backward(call, blocks, &saved, d_o, &reductions).expect("a valid call")
+        };
+        let ordered = with(Reductions::ORDERED);
+        compare("ordered column owner", &ordered)?;
+        check_owner(&ordered.trace, Tensor::DQ, q_heads, q_tiles)?;
+        assert_eq!((ordered.trace.adds(), ordered.trace.initial()), (0, 0));
+        let looped = with(Reductions::LOOPED);
+        compare("column owner of a group", &looped)?;
+        check_owner(&looped.trace, Tensor::DK, kv_heads, kv_tiles)?;
+        check_owner(&looped.trace, Tensor::DV, kv_heads, kv_tiles)?;
+        // K and V come once a KV head, not once a query head.
+        let reads = |trace: &Trace| trace.of(Tensor::K).reads + trace.of(Tensor::V).reads;
+        assert_eq!(reads(&columns.trace), reads(&looped.trace) * s.group() as u128);
         let rows = row_owner::backward(call, blocks, &saved, d_o).expect("a valid call");
         compare("row owner", &rows)?;
         check_owner(&rows.trace, Tensor::DQ, q_heads, q_tiles)?;
@@ -188,6 +203,27 @@ proptest! {
     }
 }
 
+/// Shares of dQ that are added as they come depend on it; those that are kept apart do not.
+#[test]
+fn only_a_fixed_order_repeats() {
+    let problem = Problem::new(shape(1, (2, 1), (24, 96), (8, 8)), Sight::Full, 11);
+    let blocks = Blocks { q_block: 8, kv_block: 8 };
+    let forth: Vec<usize> = (0..12).collect();
+    let back: Vec<usize> = (0..12).rev().collect();
+    with_call::<f32, _>(&problem, |call, d_o| {
+        let saved = fa2::forward(call, blocks, Saved::Lse).expect("a valid call");
+        let dq = |reductions: Reductions<'_>, arrival| {
+            let reductions = Reductions { arrival: Some(arrival), ..reductions };
+            column_owner::backward(call, blocks, &saved, d_o, &reductions).expect("a call").dq
+        };
+        assert_ne!(dq(Reductions::ATOMIC, &forth), dq(Reductions::ATOMIC, &back));
+        assert_eq!(dq(Reductions::ORDERED, &forth), dq(Reductions::ORDERED, &back));
+        let twice = Reductions { arrival: Some(&[0, 0]), ..Reductions::ATOMIC };
+        let refused = column_owner::backward(call, blocks, &saved, d_o, &twice).map(drop);
+        assert!(refused.is_err_and(|error| error.to_string().starts_with("arrival")));
+    });
+}
+
 #[test]
 fn warps_own_bands_in_turn() {
     assert_eq!(rows_of_warp(128, 4, 1), (16..32).chain(80..96).collect::<Vec<_>>());
@@ -218,6 +254,8 @@ fn bad_input_is_refused_by_name() {
     let (q, k, v) = (&tensors.q, &tensors.k, &tensors.v);
     refused(Call::new(wrong, problem.visible(), 1.0, q, k, v).map(drop), "q_heads");
     refused(Call::new(problem.shape, problem.visible(), 1.0, q, q, v).map(drop), "k");
+    let endless = Shape { value_dim: usize::MAX, ..problem.shape };
+    refused(Call::new(endless, problem.visible(), 1.0, q, k, v).map(drop), "v");
     let no_rows = Shape { q_len: 0, ..problem.shape };
     refused(Call::new(no_rows, problem.visible(), 1.0, q, k, v).map(drop), "q_len");
 }

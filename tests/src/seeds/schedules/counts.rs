@@ -6,7 +6,9 @@ use ferroflash_core::visibility::Visibility;
 use ferroflash_ledger::schedule::fa2::Saved;
 use ferroflash_ledger::schedule::hazards::{self, Barrier};
 use ferroflash_ledger::schedule::warps::{Join, rows_of_warp, split_k};
-use ferroflash_ledger::schedule::{Call, NoValue, Tensor, Trace, fa1, fa2, row_owner};
+use ferroflash_ledger::schedule::{
+    Blocks, Call, NoValue, Tensor, Trace, Visit, fa1, fa2, row_owner,
+};
 use serde_json::{Value, json};
 
 use super::blocks;
@@ -34,18 +36,7 @@ fn full(shape: Shape) -> Visibility {
     Visibility::full(shape.q_len as u32, shape.kv_len as u32)
 }
 
-pub(super) fn forward_words(inputs: &Value) -> Value {
-    let (shape, blocks) = (one_head(inputs), blocks(inputs));
-    let trace = without_values(shape, full(shape), |call, _| match inputs["order"].as_str() {
-        Some("kv_outer") => fa1::forward(call, blocks).expect("a call").trace,
-        _ => {
-            let saved = match inputs["saved_scalars"].as_u64() {
-                Some(1) => Saved::Lse,
-                _ => Saved::MaximumAndSum,
-            };
-            fa2::forward(call, blocks, saved).expect("a call").trace
-        }
-    });
+fn forward_words_of(trace: &Trace) -> Value {
     let of = |tensor| trace.of(tensor);
     json!({
         "kv_reads": of(Tensor::K).reads as u64 + of(Tensor::V).reads as u64,
@@ -62,12 +53,30 @@ pub(super) fn forward_words(inputs: &Value) -> Value {
     })
 }
 
-pub(super) fn backward_words(inputs: &Value) -> Value {
+/// Nothing is run where a schedule would save no state at all: there is no such schedule.
+pub(super) fn forward_words(inputs: &Value) -> Vec<Value> {
     let (shape, blocks) = (one_head(inputs), blocks(inputs));
-    let trace = without_values(shape, full(shape), |call, d_o| {
+    let saved = match (inputs["order"].as_str(), inputs["saved_scalars"].as_u64().unwrap_or(2)) {
+        (Some("kv_outer"), _) => None,
+        (_, 1) => Some(Saved::Lse),
+        (_, 2) => Some(Saved::MaximumAndSum),
+        _ => return Vec::new(),
+    };
+    let trace = without_values(shape, full(shape), |call, _| match saved {
+        None => fa1::forward(call, blocks).expect("a call").trace,
+        Some(saved) => fa2::forward(call, blocks, saved).expect("a call").trace,
+    });
+    vec![forward_words_of(&trace)]
+}
+
+fn first_backward(shape: Shape, blocks: Blocks) -> Trace {
+    without_values(shape, full(shape), |call, d_o| {
         let saved = fa1::forward(call, blocks).expect("a call");
         fa1::backward(call, blocks, &saved, d_o).expect("a call").trace
-    });
+    })
+}
+
+fn backward_words_of(trace: &Trace) -> Value {
     let reads = |tensors: &[Tensor]| -> u64 {
         tensors.iter().map(|tensor| trace.of(*tensor).reads as u64).sum()
     };
@@ -79,6 +88,64 @@ pub(super) fn backward_words(inputs: &Value) -> Value {
         "dkv_writes": (trace.of(Tensor::DK).writes + trace.of(Tensor::DV).writes) as u64,
         "initial_writes": trace.initial() as u64,
         "total": trace.total() as u64,
+    })
+}
+
+pub(super) fn backward_words(inputs: &Value) -> Value {
+    backward_words_of(&first_backward(one_head(inputs), blocks(inputs)))
+}
+
+/// Both of FlashAttention-1's algorithms in the tiles that it cuts for a chip.
+pub(super) fn paper_blocks(inputs: &Value) -> Value {
+    let number = |name: &str| index(&inputs[name]);
+    let blocks = fa1::blocks(number("on_chip_words"), number("head_dim")).expect("sizes");
+    let lens = json!({
+        "q_len": inputs["len"], "kv_len": inputs["len"], "head_dim": inputs["head_dim"],
+    });
+    let shape = one_head(&lens);
+    let forward = without_values(shape, full(shape), |call, _| {
+        fa1::forward(call, blocks).expect("a call").trace
+    });
+    json!({
+        "q_block": blocks.q_block,
+        "kv_block": blocks.kv_block,
+        "forward": forward_words_of(&forward),
+        "backward": backward_words_of(&first_backward(shape, blocks)),
+    })
+}
+
+/// Bytes of both forward schedules, at a width for each role.
+pub(super) fn movement(inputs: &Value) -> Value {
+    let (shape, blocks) = (one_head(inputs), blocks(inputs));
+    let [input, output, state] =
+        ["input", "output", "state"].map(|role| index(&inputs["widths"][role]) as u128);
+    let [by_keys, by_rows] = without_values(shape, full(shape), |call, _| {
+        let by_keys = fa1::forward(call, blocks).expect("a call").trace;
+        [by_keys, fa2::forward(call, blocks, Saved::Lse).expect("a call").trace]
+    });
+    let bytes = |trace: &Trace, tensor, width: u128| {
+        let words = trace.of(tensor);
+        (width * (words.reads + words.writes)) as u64
+    };
+    let kv = |trace| bytes(trace, Tensor::K, input) + bytes(trace, Tensor::V, input);
+    let initial = |tensor, width: u128| (width * by_keys.of(tensor).initial) as u64;
+    json!({
+        "kv_outer": {
+            "kv_bytes": kv(&by_keys),
+            "q_bytes": bytes(&by_keys, Tensor::Q, input),
+            "o_bytes": bytes(&by_keys, Tensor::O, output),
+            "state_bytes": bytes(&by_keys, Tensor::State, state),
+            "initial_bytes": initial(Tensor::O, output) + initial(Tensor::State, state),
+        },
+        "q_outer": {
+            "kv_bytes": kv(&by_rows),
+            "q_bytes": bytes(&by_rows, Tensor::Q, input),
+            "o_bytes": bytes(&by_rows, Tensor::O, output),
+            "lse_bytes": bytes(&by_rows, Tensor::State, state),
+        },
+        "q_outer_owners": by_rows.programs,
+        "q_outer_requests": by_rows.visits.len(),
+        "kv_outer_state_visits": by_keys.visits.len(),
     })
 }
 
@@ -116,15 +183,115 @@ fn many_heads(inputs: &Value) -> Shape {
     }
 }
 
-pub(super) fn gradient_producers(inputs: &Value) -> Value {
+/// Blocks of the main kernel, by who owns what.
+pub(super) fn backward_grids(inputs: &Value) -> Value {
     let (shape, blocks) = (many_heads(inputs), blocks(inputs));
+    without_values(shape, full(shape), |call, d_o| {
+        let saved = fa2::forward(call, blocks, Saved::Lse).expect("a call");
+        let columns = fa2::backward(call, blocks, &saved, d_o).expect("a call").trace;
+        let rows = row_owner::backward(call, blocks, &saved, d_o).expect("a call").trace;
+        json!({"column_owners": columns.programs, "row_owners": rows.programs})
+    })
+}
+
+/// The scratch that is cleared, and what is kept of each row. No byte depends on the tiles.
+pub(super) fn scratch(inputs: &Value) -> Value {
+    let shape = many_heads(inputs);
+    let blocks = Blocks { q_block: shape.q_len, kv_block: shape.kv_len };
+    let width = index(&inputs["accumulator_bytes"]) as u128;
+    let trace = without_values(shape, full(shape), |call, d_o| {
+        let saved = fa2::forward(call, blocks, Saved::Lse).expect("a call");
+        fa2::backward(call, blocks, &saved, d_o).expect("a call").trace
+    });
+    json!({
+        "dq_accumulator_bytes": (width * trace.initial()) as u64,
+        "delta_bytes": (width * trace.of(Tensor::Delta).writes) as u64,
+    })
+}
+
+/// Merges and divisions of one row, by the schedule that divides at every tile and the one that
+/// divides in the end. The first tile meets the empty state, which costs nothing.
+pub(super) fn row_work(inputs: &Value) -> Value {
+    let number = |name: &str| index(&inputs[name]);
+    let blocks = Blocks { q_block: 1, kv_block: number("kv_block") };
+    let kv_len = number("kv_tiles") * blocks.kv_block;
+    let sizes = json!({"q_len": 1, "kv_len": kv_len, "head_dim": inputs["value_dim"]});
+    let shape = one_head(&sizes);
+    let [first, second] = without_values(shape, full(shape), |call, _| {
+        let first = fa1::forward(call, blocks).expect("a call").trace;
+        [first, fa2::forward(call, blocks, Saved::Lse).expect("a call").trace]
+    });
+    json!({
+        "retained": {
+            "running_max_comparisons": second.merges - 1,
+            "row_sum_updates": second.merges - 1,
+        },
+        "product": {"reciprocals": first.divisions},
+        "delayed": {"reciprocals": second.divisions},
+    })
+}
+
+fn aligned(inputs: &Value, shape: Shape) -> Visibility {
     let (q_len, kv_len) = (shape.q_len as u32, shape.kv_len as u32);
-    let mask = match inputs["align"].as_str() {
+    match inputs["align"].as_str() {
         Some("top_left") => Visibility::causal(q_len, kv_len, Align::TopLeft),
         Some("bottom_right") => Visibility::causal(q_len, kv_len, Align::BottomRight),
         _ => Visibility::full(q_len, kv_len),
-    };
-    without_values(shape, mask, |call, d_o| {
+    }
+}
+
+/// Tiles and cells of the query tiles' owners.
+pub(super) fn tile_counts(inputs: &Value) -> Value {
+    let (shape, blocks) = (one_head(inputs), blocks(inputs));
+    let trace = without_values(shape, aligned(inputs, shape), |call, _| {
+        fa2::forward(call, blocks, Saved::Lse).expect("a call").trace
+    });
+    let sum = |of: fn(&Visit) -> u64| trace.visits.iter().map(of).sum::<u64>();
+    let cells = |visit: &Visit| (visit.rows * visit.keys) as u64;
+    let mut of_q = vec![0_u64; shape.q_len.div_ceil(blocks.q_block)];
+    trace.visits.iter().for_each(|visit| of_q[visit.q_tile] += 1);
+    json!({
+        "visits_of_q_tile": [of_q.iter().min(), of_q.iter().max()],
+        "visited": trace.visits.len(),
+        "full": sum(|visit| u64::from(visit.visible == (visit.rows * visit.keys) as u64)),
+        "visible_cells": sum(|visit| visit.visible),
+        "visited_cells": sum(cells),
+        "row_visits": sum(|visit| visit.rows as u64),
+        "key_visits": sum(|visit| visit.keys as u64),
+    })
+}
+
+/// Bytes of the column owner's kernels; what is no accumulator has the elements' width.
+pub(super) fn backward_stages(inputs: &Value) -> Value {
+    let (shape, blocks) = (many_heads(&inputs["sizes"]), blocks(inputs));
+    let [element, accumulator] =
+        ["element_bytes", "accumulator_bytes"].map(|name| index(&inputs[name]) as u128);
+    let trace = without_values(shape, aligned(inputs, shape), |call, d_o| {
+        let saved = fa2::forward(call, blocks, Saved::Lse).expect("a call");
+        fa2::backward(call, blocks, &saved, d_o).expect("a call").trace
+    });
+    let bytes = trace.words.iter().map(|(tensor, words)| {
+        let width = match tensor {
+            Tensor::State | Tensor::Delta | Tensor::Scratch => accumulator,
+            _ => element,
+        };
+        width * (words.reads + words.writes + words.initial + words.adds)
+    });
+    let (state, delta) = (trace.of(Tensor::State), trace.of(Tensor::Delta));
+    let heads = shape.batch * shape.q_heads;
+    json!({
+        "pairs": trace.visits.len() / heads,
+        "row_visits": trace.visits.iter().map(|visit| visit.rows).sum::<usize>() / heads,
+        "kv_bytes": (element * (trace.of(Tensor::K).reads + trace.of(Tensor::V).reads)) as u64,
+        "statistics_bytes": (accumulator * (state.reads + delta.reads)) as u64,
+        "dq_update_bytes": (accumulator * trace.adds()) as u64,
+        "pipeline_bytes": bytes.sum::<u128>() as u64,
+    })
+}
+
+pub(super) fn gradient_producers(inputs: &Value) -> Value {
+    let (shape, blocks) = (many_heads(inputs), blocks(inputs));
+    without_values(shape, aligned(inputs, shape), |call, d_o| {
         let saved = fa2::forward(call, blocks, Saved::Lse).expect("a call");
         let columns = fa2::backward(call, blocks, &saved, d_o).expect("a call").trace;
         let rows = row_owner::backward(call, blocks, &saved, d_o).expect("a call").trace;
