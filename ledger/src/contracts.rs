@@ -62,12 +62,12 @@ pub struct Statement {
 pub fn lacks(statement: &Statement) -> Vec<&'static str> {
     let Statement { about, authority, .. } = statement;
     let compares = matches!(about, About::Comparison | About::Rank);
-    let speaks = match (about, authority) {
-        (About::Algorithm, Some(Authority::Paper)) => true,
-        (About::Source | About::Dispatch, Some(Authority::Source)) => true,
-        (About::Comparison | About::Rank, Some(_)) => true,
-        _ => false,
-    };
+    let speaks = matches!(
+        (about, authority),
+        (About::Algorithm, Some(Authority::Paper))
+            | (About::Source | About::Dispatch, Some(Authority::Source))
+            | (About::Comparison | About::Rank, Some(_))
+    );
     let asked = [
         (true, statement.version.is_some(), "a version"),
         (true, speaks, "an authority on it"),
