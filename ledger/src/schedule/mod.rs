@@ -7,6 +7,7 @@
 //!
 //! | function | loops | who owns what |
 //! | --- | --- | --- |
+//! | [`stored::forward`] | three stages, no tiles | a stage; scores and probabilities are stored |
 //! | [`fa1::forward`] | K/V tiles outside | nobody: a normalised output goes to and fro |
 //! | [`fa1::backward`] | K/V tiles outside | a head's loop owns dK and dV; dQ goes to and fro |
 //! | [`fa2::forward`] | query tiles outside | a program owns a query tile |
@@ -45,6 +46,7 @@ mod memory;
 mod number;
 pub mod row_owner;
 pub mod state;
+pub mod stored;
 mod tile;
 mod trace;
 pub mod warps;

@@ -12,6 +12,10 @@ pub enum Tensor {
     K,
     /// Values.
     V,
+    /// All scores, where a schedule stores them.
+    Scores,
+    /// All probabilities, likewise.
+    Probabilities,
     /// Outputs.
     O,
     /// What is kept of a row's softmax: m and l, or lse alone.

@@ -51,12 +51,9 @@ fn by_keys(problem: &Problem, blocks: Blocks) -> Trace {
 pub(crate) fn a_factor_is_a_width() -> Verdict {
     let widths = Widths { score: 4, ..BF16 };
     let ledger = materialized(&MHA, &widths).expect("sizes");
+    let rows = ledger.transfers.rows.iter().filter(|row| row.object == "scores");
     let cells = 32 * 4096 * 4096;
-    let scores = |name: &str| {
-        let rows = ledger.transfers.rows.iter().filter(|row| row.object == name);
-        rows.map(|row| row.bytes).sum::<u128>()
-    };
-    check_counts([("bytes of scores", 2 * cells, scores("scores"))])
+    check_counts([("bytes of scores", 2 * cells, rows.map(|row| row.bytes).sum())])
 }
 
 /// A mask byte, read once a cell, folded into the width of a score, which is stored and loaded.

@@ -3,10 +3,11 @@
 use ferroflash::Align;
 use ferroflash_ledger::backward::scratch;
 use ferroflash_ledger::launch::{backward_grids, head_programs};
+use ferroflash_ledger::materialized::{Widths, materialized};
 use ferroflash_ledger::movement::{MovementWidths, movement, order_visits};
 use ferroflash_ledger::schedule::fa2::Saved;
 use ferroflash_ledger::schedule::warps::{Join, split_k};
-use ferroflash_ledger::schedule::{Blocks, Call, NoValue, Tensor, fa1, fa2, row_owner};
+use ferroflash_ledger::schedule::{Blocks, Call, NoValue, Tensor, fa1, fa2, row_owner, stored};
 use ferroflash_ledger::sizes::Sizes;
 use ferroflash_ledger::split::{SplitTile, split_keys};
 use ferroflash_ledger::stages::{StagedCall, backward_stages};
@@ -97,6 +98,27 @@ proptest! {
             prop_assert_eq!(had.total(), words.total);
             let visits = order_visits(&drawn.tiled()).expect("sizes");
             prop_assert_eq!(had.visits.len() as u128, visits.kv_outer_state_visits);
+            Ok(())
+        })?;
+    }
+
+    #[test]
+    fn stored_scores_move_what_the_ledger_says(drawn in drawn(true)) {
+        drawn.run(|call, _, _| {
+            let had = stored::forward(call).trace;
+            let widths = Widths { qkv: 1, score: 1, probability: 1, output: 1 };
+            let ledger = materialized(&drawn.sizes(), &widths).expect("sizes");
+            for (tensor, words) in [
+                (Tensor::Scores, ledger.score_bytes),
+                (Tensor::Probabilities, ledger.probability_bytes),
+            ] {
+                prop_assert_eq!((had.of(tensor).reads, had.of(tensor).writes), (words, words));
+            }
+            prop_assert_eq!(had.total(), ledger.total_bytes);
+            // No tiled schedule has either matrix.
+            let tiled = fa2::forward(call, drawn.blocks, Saved::Lse).expect("a valid call").trace;
+            prop_assert_eq!(tiled.of(Tensor::Scores), Default::default());
+            prop_assert_eq!(tiled.of(Tensor::Probabilities), Default::default());
             Ok(())
         })?;
     }

@@ -4,6 +4,7 @@ use ferroflash::Align;
 use ferroflash_core::shape::Shape;
 use ferroflash_ledger::schedule::column_owner::{self, Reductions};
 use ferroflash_ledger::schedule::fa2::Saved;
+use ferroflash_ledger::schedule::stored;
 use ferroflash_ledger::schedule::warps::{Join, rows_of_warp, split_k, split_q};
 use ferroflash_ledger::schedule::{Blocks, Call, Real, Tensor, Trace, fa1, fa2, row_owner};
 use proptest::prelude::*;
@@ -54,6 +55,8 @@ fn forwards<F: Real>(problem: &Problem, blocks: Blocks, tolerance: f64) -> Verdi
         let lse: Vec<F> = by_columns.states.iter().map(|state| F::lse(*state)).collect();
         check_values("fa1 lse", &lse, &exact.lse, tolerance)?;
         problem.check_coverage(&by_columns.trace, blocks)?;
+        let stored = stored::forward(call);
+        check_values("stored o", &stored.o, &exact.o, tolerance)?;
         for saved in [Saved::Lse, Saved::MaximumAndSum] {
             let by_rows = fa2::forward(call, blocks, saved).expect("a valid call");
             check_values("fa2 o", &by_rows.o, &exact.o, tolerance)?;

@@ -1,7 +1,9 @@
 //! States of one row: three coordinates, any order of merges, and what rounding makes of orders.
 
 use ferroflash_core::row_state::RowState;
+use ferroflash_ledger::materialized::{Softmax, softmax_accesses};
 use ferroflash_ledger::schedule::state::{Log, Normalized, State, Tree, two_passes};
+use ferroflash_ledger::schedule::stored::softmax;
 use ferroflash_ledger::schedule::{Binary16, Real};
 use half::f16;
 use proptest::prelude::*;
@@ -82,6 +84,24 @@ proptest! {
         prop_assert!(near(&log.output, &o) && near(&[log.lse], &[lse]));
     }
 
+    #[test]
+    fn a_stored_row_is_scanned_as_often_as_is_said((scores, values, _) in row()) {
+        for form in [Softmax::Native, Softmax::Safe, Softmax::Online] {
+            let had = softmax(form, &scores);
+            let said = softmax_accesses(form, scores.len() as u64).expect("a row");
+            prop_assert_eq!(u128::from(had.scans), said.scans);
+            prop_assert_eq!(u128::from(had.loads), said.loads);
+            prop_assert_eq!(u128::from(had.stores), said.stores);
+            let (o, lse) = dense(&scores, &values);
+            if form == Softmax::Native && lse == f64::NEG_INFINITY {
+                prop_assert!(had.p.iter().all(|p| p.is_nan()));
+                continue;
+            }
+            let mixed = |c: usize| had.p.iter().zip(&values).map(|(p, value)| p * value[c]).sum();
+            prop_assert!(near(&[mixed(0), mixed(1), mixed(2)], &o));
+        }
+    }
+
     /// In 16 bits an order changes the result, but never by more than its merges can round.
     #[test]
     fn orders_differ_by_roundings_alone((scores, values, order) in row()) {
@@ -98,6 +118,16 @@ proptest! {
         for (had, exact) in forth.output().iter().zip(&o) {
             prop_assert!((had.to_f64() - exact).abs() <= allowed, "{had:?}, exactly {exact}");
         }
+    }
+}
+
+/// M4.3 §0x06: what a row of exponentials cannot hold, a row relative to its maximum can.
+#[test]
+fn only_the_native_form_has_a_range() {
+    let is_nan = |form, scores: &[f32]| softmax(form, scores).p.iter().any(|p| p.is_nan());
+    for scores in [[1000.0, 999.0, -1000.0], [-1000.0, -1001.0, -1002.0]] {
+        assert!(is_nan(Softmax::Native, &scores));
+        assert!(!is_nan(Softmax::Safe, &scores) && !is_nan(Softmax::Online, &scores));
     }
 }
 

@@ -7,7 +7,7 @@ use ferroflash_ledger::schedule::fa2::Saved;
 use ferroflash_ledger::schedule::hazards::{self, Barrier};
 use ferroflash_ledger::schedule::warps::{Join, rows_of_warp, split_k};
 use ferroflash_ledger::schedule::{
-    Blocks, Call, NoValue, Tensor, Trace, Visit, fa1, fa2, row_owner,
+    Blocks, Call, NoValue, Tensor, Trace, Visit, fa1, fa2, row_owner, stored,
 };
 use serde_json::{Value, json};
 
@@ -89,6 +89,35 @@ fn backward_words_of(trace: &Trace) -> Value {
         "initial_writes": trace.initial() as u64,
         "total": trace.total() as u64,
     })
+}
+
+/// The three stages with stored scores, each transfer at its width.
+pub(super) fn materialized(inputs: &Value) -> Vec<Value> {
+    let shape = many_heads(&inputs["sizes"]);
+    if shape.group() != 1 {
+        // The account has a stage read shared keys once, this schedule once a query head.
+        return Vec::new();
+    }
+    let trace = without_values(shape, full(shape), |call, _| stored::forward(call).trace);
+    let width = |role: &str| index(&inputs["widths"][role]) as u128;
+    let bytes = |tensor, role: &str| {
+        let words = trace.of(tensor);
+        width(role) * (words.reads + words.writes)
+    };
+    let quadratic = bytes(Tensor::Scores, "score") + bytes(Tensor::Probabilities, "probability");
+    let inputs = [Tensor::Q, Tensor::K, Tensor::V].map(|tensor| bytes(tensor, "qkv"));
+    let linear = inputs.iter().sum::<u128>() + bytes(Tensor::O, "output");
+    vec![json!({
+        "quadratic_bytes": quadratic as u64,
+        "linear_bytes": linear as u64,
+        "total_bytes": (quadratic + linear) as u64,
+    })]
+}
+
+pub(super) fn softmax_accesses(inputs: &Value) -> Value {
+    let form = serde_json::from_value(inputs["form"].clone()).expect("a form");
+    let row = stored::softmax(form, &vec![NoValue; index(&inputs["row_len"])]);
+    json!({"scans": row.scans, "loads": row.loads, "stores": row.stores})
 }
 
 pub(super) fn backward_words(inputs: &Value) -> Value {

@@ -27,6 +27,8 @@ pub(super) fn run(kind: &str, inputs: &Value) -> Vec<Value> {
         "movement" => vec![counts::movement(inputs)],
         "tile_counts" => vec![counts::tile_counts(inputs)],
         "backward_stages" => vec![counts::backward_stages(inputs)],
+        "materialized" => counts::materialized(inputs),
+        "softmax_accesses" => vec![counts::softmax_accesses(inputs)],
         "backward_grids" => vec![counts::backward_grids(inputs)],
         "scratch" => vec![counts::scratch(inputs)],
         "row_work" => vec![counts::row_work(inputs)],
