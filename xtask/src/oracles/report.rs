@@ -12,8 +12,8 @@ const SHOWN: usize = 72;
 pub(super) fn of_topic(topic: &str, cases: &[&Outcome]) -> String {
     let mut text = format!(
         "# {topic}\n\n\
-         Written by `cargo xtask oracles` from `fixtures/seeds/{topic}.json`: each case was run and\n\
-         is what the fixture expects. Everything is computed, nothing is measured.\n\n\
+         Written by `cargo xtask oracles` from `fixtures/seeds/{topic}.json`: each case was run\n\
+         and is what the fixture expects. Everything is computed, nothing is measured.\n\n\
          | case | kind | of | claims | note |\n| --- | --- | --- | --- | --- |\n"
     );
     for case in cases {
