@@ -87,23 +87,6 @@ pub(crate) fn choose(
     Ok(Choice { spec, fallback, reason, rejected })
 }
 
-impl Attention {
-    /// The forward kernel that a device of these limits would be given. The device need not be
-    /// here, and nothing is loaded.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Unsupported`] with every candidate's reason.
-    pub fn kernel_for(&self, dtype: Dtype, limits: &Limits) -> Result<&'static KernelSpec> {
-        choose(self, dtype, Direction::Forward, limits, None).map(|choice| choice.spec)
-    }
-
-    /// The cells that the mask leaves by position; key lengths and boolean masks hide more.
-    pub fn visibility(&self) -> Visibility {
-        self.mask.visibility(self.shape.q_len, self.shape.kv_len)
-    }
-}
-
 /// Smaller is better: the family made for the device, then padded channels, then the mask class.
 fn preference(spec: &KernelSpec) -> (u32, u32, MaskClass) {
     let family = match spec.family {
@@ -218,5 +201,22 @@ fn unsupported(
         .to_lowercase(),
         device: limits.name.clone(),
         reasons: reasons.join("; "),
+    }
+}
+
+impl Attention {
+    /// The forward kernel that a device of these limits would be given. The device need not be
+    /// here, and nothing is loaded.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] with every candidate's reason.
+    pub fn kernel_for(&self, dtype: Dtype, limits: &Limits) -> Result<&'static KernelSpec> {
+        choose(self, dtype, Direction::Forward, limits, None).map(|choice| choice.spec)
+    }
+
+    /// The cells that the mask leaves by position; key lengths and boolean masks hide more.
+    pub fn visibility(&self) -> Visibility {
+        self.mask.visibility(self.shape.q_len, self.shape.kv_len)
     }
 }

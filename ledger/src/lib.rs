@@ -19,6 +19,7 @@
 //! | [`backward`] | scratch and accumulators of a backward pass |
 //! | [`stages`] | FLOPs and bytes by stage, and intensities |
 //! | [`benchmark`] | numerators and what they make of a rate |
+//! | [`contracts`] | what a statement about an implementation must rest on |
 //! | [`evidence`] | what may be said of a run, from what was recorded of it |
 //! | [`v2_0_0`] | historical: what flash-attention v2.0.0 launched |
 //! | [`schedule`] | schedules that run, and count what they do |
@@ -45,6 +46,7 @@
 pub mod backward;
 pub mod benchmark;
 pub mod bounds;
+pub mod contracts;
 pub mod device;
 mod error;
 pub mod evidence;

@@ -13,12 +13,13 @@ use half::{bf16, f16};
 use serde::Serialize;
 
 use crate::call::Inputs;
-use crate::explain::modelled::Modelled;
 use crate::failure::{Failure, Result, one_line};
-use crate::file::{Safetensors, Stored, write_text};
+use crate::file::{Safetensors, Stored};
 use crate::forward::Chosen;
 use crate::options::{AxisOrder, Options};
 use crate::report::{print, print_json};
+
+use modelled::Modelled;
 
 /// Arguments of `explain`.
 #[derive(Args)]
@@ -117,24 +118,24 @@ struct Report {
 }
 
 fn explain<T: Stored>(arguments: &Arguments, shape: Shape) -> Result<()> {
-    let named = arguments.device_model.as_deref().map(device_named).transpose()?;
     let attention = arguments.options.attention(shape)?;
     let chosen = Chosen::<T>::new(arguments.options.device, &attention)?;
-    let plan = chosen.explanation();
+    let explanation = chosen.explanation();
+    let named = arguments.device_model.as_deref().map(device_named).transpose()?;
     let is_named = named.is_some();
-    let modelled = match Modelled::new(&attention, T::DTYPE, &plan, named) {
+    let modelled = match Modelled::new(&attention, T::DTYPE, &explanation, named) {
         // What was asked for by name or into a file must be had.
         Err(why) if is_named || arguments.svg.is_some() => return Err(why),
         modelled => modelled,
     };
     if let (Some(file), Ok(modelled)) = (&arguments.svg, &modelled) {
-        write_text("--svg", file, &drawing::svg(modelled, &attention.visibility()))?;
+        crate::file::write_text("--svg", file, &drawing::svg(modelled, &attention.visibility()))?;
     }
     if arguments.json {
         let not_modelled = modelled.as_ref().err().map(Failure::line);
-        return print_json(&Report { plan, modelled: modelled.ok(), not_modelled });
+        return print_json(&Report { plan: explanation, modelled: modelled.ok(), not_modelled });
     }
-    let lines = plan.to_string();
+    let lines = explanation.to_string();
     let mut words: String = lines.lines().map(|line| one_line(line) + "\n").collect();
     match modelled {
         Ok(modelled) => words += &modelled.words(&attention.visibility()),

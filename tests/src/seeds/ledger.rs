@@ -10,8 +10,8 @@ use ferroflash_ledger::tiles::{CausalAlign, TiledMask};
 use ferroflash_ledger::v2_0_0::{BACKWARD, BackwardLoop, FORWARD};
 use ferroflash_ledger::words::{Order, Tiled};
 use ferroflash_ledger::{
-    Result, backward, benchmark, launch, materialized, movement, residency, row_work, shared,
-    split, stages, tiles, v2_0_0, words,
+    Result, backward, benchmark, contracts, evidence, launch, materialized, movement, residency,
+    row_work, shared, split, stages, tiles, v2_0_0, words,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -256,7 +256,18 @@ fn rate(kind: &str, inputs: &Value) -> Result<Value> {
             let rate = benchmark::model_rate(flops.total_flops, batch, gpus, step_seconds)?;
             joined(&[json_of(flops), json!({"rate": rate})])
         }
+        "evidence" => evidence_of(&read(inputs)),
+        "statement" => json!({"lacks": contracts::lacks(&read(inputs))}),
         unknown => panic!("nothing runs kind {unknown}"),
+    })
+}
+
+fn evidence_of(record: &evidence::Record) -> Value {
+    let rungs = evidence::ladder(record);
+    json!({
+        "verdicts": rungs.each_ref().map(|rung| json_of(rung.verdict)),
+        "reasons": rungs.each_ref().map(|rung| rung.reason.clone()),
+        "median_seconds": evidence::median_seconds(record),
     })
 }
 

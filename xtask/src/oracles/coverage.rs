@@ -13,6 +13,15 @@ use crate::workspace::root;
 const CLAIMS: &str = "fixtures/claims.json";
 const MUTATIONS: &str = "fixtures/mutations.json";
 
+const PREAMBLE: &str = "\
+# Coverage
+
+Written by `cargo xtask oracles` from `fixtures/claims.json`, the cases of `fixtures/seeds` and
+`fixtures/mutations.json`. A claim is checked by cases (`topic/case`, run at every check), by tests
+(`file::name`) and by mutations (wrong programs that a check must reject), or the table says why no
+program can; `open` means that none does yet. Claims are in our own words.
+";
+
 #[derive(Deserialize)]
 struct Claims {
     schema: String,
@@ -110,13 +119,7 @@ pub(super) fn table(outcomes: &[Outcome]) -> Result<String> {
     let listed = std::fs::read_to_string(root().join(MUTATIONS)).context(MUTATIONS)?;
     let listed: Mutations = serde_json::from_str(&listed).context(MUTATIONS)?;
     add_mutations(&mut claims, listed)?;
-    let mut text = String::from(
-        "# Coverage\n\nWritten by `cargo xtask oracles` from `fixtures/claims.json`, the cases of \
-         `fixtures/seeds` and\n`fixtures/mutations.json`. A claim is checked by cases \
-         (`topic/case`, run at every check), by tests\n(`file::name`) and by mutations (wrong \
-         programs that a check must reject), or the table says why no\nprogram can; `open` means that none does \
-         yet. Claims are in our own words.\n",
-    );
+    let mut text = PREAMBLE.to_owned();
     for document in &claims.documents {
         document.write(&mut text, &cases);
     }

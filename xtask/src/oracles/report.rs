@@ -11,8 +11,9 @@ const SHOWN: usize = 72;
 
 pub(super) fn of_topic(topic: &str, cases: &[&Outcome]) -> String {
     let mut text = format!(
-        "# {topic}\n\nWritten by `cargo xtask oracles` from `fixtures/seeds/{topic}.json`: each case \
-         was run and is what\nthe fixture expects. Everything is computed, nothing is measured.\n\n\
+        "# {topic}\n\n\
+         Written by `cargo xtask oracles` from `fixtures/seeds/{topic}.json`: each case was run\n\
+         and is what the fixture expects. Everything is computed, nothing is measured.\n\n\
          | case | kind | of | claims | note |\n| --- | --- | --- | --- | --- |\n"
     );
     for case in cases {
