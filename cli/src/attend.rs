@@ -52,10 +52,10 @@ struct Report {
 
 /// The check of o, and within it that of lse.
 #[derive(Serialize)]
-struct Checks {
+pub(crate) struct Checks {
     #[serde(flatten)]
-    o: Check,
-    lse: Check,
+    pub(crate) o: Check,
+    pub(crate) lse: Check,
 }
 
 impl Checks {
@@ -132,7 +132,7 @@ fn attend<T: Stored>(arguments: &Arguments, inputs: &Inputs) -> Result<()> {
 }
 
 /// Compares o and lse with the oracle's.
-fn compare<T: Stored>(
+pub(crate) fn compare<T: Stored>(
     attention: &Attention,
     tensors: &Tensors<T>,
     results: &Results<T>,

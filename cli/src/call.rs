@@ -16,6 +16,9 @@ pub(crate) struct Axes {
 }
 
 impl Axes {
+    /// `[batch, row, head, channel]`.
+    pub(crate) const BSHD: Self = Self { order: AxisOrder::Bshd, rank: 4 };
+
     /// The file's axes, with the batch axis in any case.
     fn with_batch(self, dims: &[usize]) -> [usize; 4] {
         let mut four = [1; 4];

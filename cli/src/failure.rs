@@ -51,6 +51,12 @@ impl From<ferroflash::Error> for Failure {
     }
 }
 
+impl From<ferroflash_ledger::Error> for Failure {
+    fn from(error: ferroflash_ledger::Error) -> Self {
+        Self::Input(error.to_string())
+    }
+}
+
 /// `text` with control characters written out.
 pub(crate) fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len());

@@ -18,6 +18,25 @@ fn it_says_what_is_here() {
     assert_eq!(artifacts["kernels"], artifacts["recorded"]);
 }
 
+#[test]
+fn evidence_is_what_this_machine_shows() {
+    let folder = Folder::new();
+    let report = folder.run(&["doctor", "--evidence", "--json"]).succeeded().json();
+    let cpu = &report["evidence"][0];
+    for rung in cpu["rungs"].as_array().expect("rungs") {
+        assert_eq!(rung["verdict"], "established", "{rung}");
+    }
+    assert!(cpu["median_seconds"].as_f64() > Some(0.0));
+    assert_eq!(cpu["record"]["timing"]["samples_seconds"].as_array().map(Vec::len), Some(20));
+    // Without a GPU its rungs are left open, with the reason.
+    if report["driver"]["found"] == false {
+        let gpu = &report["evidence"][1];
+        let verdicts: Vec<_> = (0..4).map(|rung| &gpu["rungs"][rung]["verdict"]).collect();
+        assert_eq!(verdicts, ["refused", "unmeasured", "refused", "unmeasured"]);
+        assert!(gpu["record"]["parity"].is_null() && gpu["median_seconds"].is_null());
+    }
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn a_reader_that_leaves_is_no_failure() {

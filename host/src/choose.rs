@@ -2,6 +2,7 @@
 
 use ferroflash_core::axes::{Direction, Dtype, Family, MaskClass};
 use ferroflash_core::table::{KERNELS, KernelSpec};
+use ferroflash_core::visibility::Visibility;
 
 use crate::attention::{Attention, Layout};
 use crate::cuda::device::Limits;
@@ -200,5 +201,22 @@ fn unsupported(
         .to_lowercase(),
         device: limits.name.clone(),
         reasons: reasons.join("; "),
+    }
+}
+
+impl Attention {
+    /// The forward kernel that a device of these limits would be given. The device need not be
+    /// here, and nothing is loaded.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unsupported`] with every candidate's reason.
+    pub fn kernel_for(&self, dtype: Dtype, limits: &Limits) -> Result<&'static KernelSpec> {
+        choose(self, dtype, Direction::Forward, limits, None).map(|choice| choice.spec)
+    }
+
+    /// The cells that the mask leaves by position; key lengths and boolean masks hide more.
+    pub fn visibility(&self) -> Visibility {
+        self.mask.visibility(self.shape.q_len, self.shape.kv_len)
     }
 }

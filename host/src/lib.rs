@@ -61,5 +61,6 @@ pub use error::{Error, Result};
 pub use explain::{Explanation, Launch};
 pub use ferroflash_core::axes::{Direction, Dtype, Family, MaskClass};
 pub use ferroflash_core::table::{KERNELS, KernelSpec};
+pub use ferroflash_core::visibility::{TileClass, Visibility};
 pub use plan::{Plan, Preference, WORKSPACE_ALIGNMENT, Workspace, WorkspaceBytes};
 pub use tensor::{MAX_RANK, Place, TensorMut, TensorRef, contiguous_strides};

@@ -11,6 +11,7 @@
 //! | [`mod@reference`] | attention and its gradients by definition, one cell at a time |
 //! | [`bound`] | how far a result may be from the reference |
 //! | [`evidence`] | the record that a GPU run leaves |
+//! | [`seeds`] | the worked examples of the seed documents, and what runs each |
 
 pub mod backend;
 pub mod bound;
@@ -21,3 +22,4 @@ pub mod gpu;
 pub mod memory;
 pub mod random;
 pub mod reference;
+pub mod seeds;

@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::workspace::{cargo, on_path, run};
-use crate::{build_ptx, evidence};
+use crate::{build_ptx, docs, evidence, oracles};
 
 /// A step and what it runs.
 type Step = (&'static str, fn() -> Result<()>);
@@ -20,8 +20,10 @@ const STEPS: &[Step] = &[
         let document = ["doc", "--quiet", "--workspace", "--no-deps"];
         run(cargo().args(document).env("RUSTDOCFLAGS", "-D warnings"))
     }),
+    ("links", docs::check),
     ("dependencies", dependencies),
     ("kernels", || build_ptx::run(&build_ptx::Options { check: true, ..Default::default() })),
+    ("oracles", oracles::check),
     ("evidence", evidence::check),
 ];
 

@@ -2,8 +2,10 @@
 
 mod build_ptx;
 mod ci;
+mod docs;
 mod evidence;
 mod gpu_bundle;
+mod oracles;
 mod test;
 mod workspace;
 
@@ -27,10 +29,14 @@ enum Task {
     CheckPtx,
     /// Run every test that needs no GPU
     Test,
+    /// Run the worked examples of the seeds, and write or check their reports and coverage
+    Oracles(oracles::Options),
     /// Gather what a GPU run needs into target/gpu-bundle
     GpuBundle,
     /// File what GPU runs showed, or check that they showed every kernel to be right
     Evidence(evidence::Options),
+    /// Check the links of the documentation
+    Docs,
     /// Everything a change must pass: format, lints, documentation, tests, kernels, evidence
     Ci,
 }
@@ -40,8 +46,10 @@ fn main() -> ExitCode {
         Task::BuildPtx(options) => build_ptx::run(&options),
         Task::CheckPtx => build_ptx::check_committed(),
         Task::Test => test::run(),
+        Task::Oracles(options) => oracles::run(&options),
         Task::GpuBundle => gpu_bundle::run(),
         Task::Evidence(options) => evidence::run(&options),
+        Task::Docs => docs::check(),
         Task::Ci => ci::all(),
     };
     match result {

@@ -38,7 +38,8 @@ pub(crate) fn packages() -> Result<Vec<String>> {
     Ok(metadata.packages.into_iter().map(|package| package.name).collect())
 }
 
-/// Unit, integration and documentation tests of every package, then what came of each.
+/// Unit, integration and documentation tests of every package, then what came of each, then the
+/// reports of the worked examples.
 pub(crate) fn run() -> Result<()> {
     let begun = Instant::now();
     let packages = packages()?;
@@ -75,7 +76,7 @@ pub(crate) fn run() -> Result<()> {
         }
         bail!("tests failed in {}", names.join(", "));
     }
-    Ok(())
+    crate::oracles::check()
 }
 
 fn summary(tallies: &[Tally], seconds: f32) -> String {

@@ -1,7 +1,8 @@
 //! `ferroflash doctor`: what this machine has, and what would run on it. Never fails for lack of
-//! anything.
+//! anything; with `--evidence`, only if something that ran was wrong.
 
 mod compiler;
+mod evidence;
 
 use clap::Args;
 use ferroflash::{
@@ -19,6 +20,9 @@ use crate::report::{Table, print_json};
 /// Arguments of `doctor`.
 #[derive(Args)]
 pub(crate) struct Arguments {
+    /// Run a small call on every device: compare it with the oracle, name its kernel, time it
+    #[arg(long)]
+    evidence: bool,
     /// Print one line of JSON
     #[arg(long)]
     json: bool,
@@ -31,6 +35,9 @@ struct Report {
     devices: Vec<Examined>,
     artifacts: Artifacts,
     build_ptx: compiler::Found,
+    /// What was asked for with `--evidence`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    evidence: Option<Vec<evidence::Climbed>>,
 }
 
 #[derive(Serialize)]
@@ -95,8 +102,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         devices,
         artifacts: Artifacts { kernels, recorded, bytes, made_by: made_by() },
         build_ptx: compiler::Found::look(),
+        evidence: arguments.evidence.then(evidence::climb),
     };
-    if arguments.json { print_json(&report) } else { table(&report).print() }
+    if arguments.json {
+        print_json(&report)?;
+    } else {
+        table(&report).print()?;
+    }
+    evidence::verdict(report.evidence.as_deref().unwrap_or_default())
 }
 
 fn examine(ordinal: usize, form: Option<Form>) -> Examined {
@@ -207,6 +220,9 @@ fn table(report: &Report) -> Table {
     table.row("made by", artifacts.made_by);
     table.row("build-ptx", report.build_ptx.compiler.words());
     table.row("ptxas", report.build_ptx.ptxas.words());
+    for climbed in report.evidence.iter().flatten() {
+        climbed.table(&mut table);
+    }
     table
 }
 

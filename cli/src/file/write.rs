@@ -109,6 +109,17 @@ impl Destination {
     }
 }
 
+/// Writes text to the file that `argument` names, whole or not at all.
+pub(crate) fn write_text(argument: &str, file: &Path, text: &str) -> Result<()> {
+    let failed = |error: &std::io::Error| {
+        Failure::input(argument, format!("{} cannot be written: {error}", file.display()))
+    };
+    let mut temporary = beside(file).map_err(|error| failed(&error))?;
+    temporary.write_all(text.as_bytes()).map_err(|error| failed(&error))?;
+    temporary.persist(file).map_err(|error| failed(&error.error))?;
+    Ok(())
+}
+
 /// The `.npy` of the tensor at `index`: `o.npy`, then `o.lse.npy`.
 fn npy_file(path: &Path, (index, name): (usize, &&str)) -> PathBuf {
     if index == 0 {

@@ -1,16 +1,16 @@
 //! Attention and its gradients: by the oracle, by tiles of the sizes given, and cell by cell.
 
+use crate::backend::tiled_forward;
+use crate::backend::{Backend, Grads, Outcome, backward, forward, tiled_backward};
+use crate::bound::{max_difference, max_magnitude};
+use crate::case::{Case, Sight, shape};
+use crate::memory::{Arrangement, Owned};
+use crate::reference::{attend, attend_with};
 use ferroflash::cpu::tiled::CpuTile;
 use ferroflash::{Align, Broadcast};
-use ferroflash_tests::backend::tiled_forward;
-use ferroflash_tests::backend::{Backend, Grads, Outcome, backward, forward, tiled_backward};
-use ferroflash_tests::bound::{max_difference, max_magnitude};
-use ferroflash_tests::case::{Case, Sight, shape};
-use ferroflash_tests::memory::{Arrangement, Owned};
-use ferroflash_tests::reference::{attend, attend_with};
 use serde_json::{Value, json};
 
-use crate::json::{compare, dims, index, nested, real, reals};
+use super::json::{compare, dims, index, nested, real, reals};
 
 /// What f32 makes of inputs that it does not hold.
 const INEXACT: f64 = 1e-6;
@@ -84,15 +84,17 @@ fn assert_tiled_is_dense(case: &Case<f32>, exact: &Outcome, tile: Option<CpuTile
     }
 }
 
-pub(crate) fn attention(example: &Value) {
+pub(super) fn attention(example: &Value) -> Value {
     let case = case(&example["inputs"]);
     let exact = forward(Backend::CpuDense, &case).expect("a valid call");
-    compare(example, &o_and_lse(&case, &exact), &[], tolerance(example));
+    let had = o_and_lse(&case, &exact);
+    compare(example, &had, tolerance(example));
     assert_tiled_is_dense(&case, &exact, tile(&example["inputs"]));
+    had
 }
 
 /// Query head h reads KV head h / group; h mod kv_heads is a different computation.
-pub(crate) fn head_map_parity(example: &Value) {
+pub(super) fn head_map_parity(example: &Value) -> Value {
     let inputs = &example["inputs"];
     let right = case(inputs);
     let exact = forward(Backend::CpuDense, &right).expect("a valid call");
@@ -114,8 +116,9 @@ pub(crate) fn head_map_parity(example: &Value) {
     let modulo = forward(Backend::CpuDense, &wrong).expect("a valid call");
     had["modulo_o"] = nested(&modulo.o, &right.o_dims[1..]);
     had["modulo_max_error"] = json!(max_difference(&modulo.o, &exact.o));
-    compare(example, &had, &[], tolerance(example));
+    compare(example, &had, tolerance(example));
     assert_tiled_is_dense(&right, &exact, tile(inputs));
+    had
 }
 
 /// delta of each row, `⟨dO, o⟩`.
@@ -138,28 +141,31 @@ fn gradients(case: &Case<f32>, outcome: &Outcome, grads: &Grads) -> Value {
     had
 }
 
-pub(crate) fn backward_pass(example: &Value) {
+pub(super) fn backward_pass(example: &Value) -> Value {
     let case = case(&example["inputs"]);
     let keep = &example["inputs"]["dropout_multiplier"];
     if !keep.is_null() {
         // A mask that is written out is none of the generator's: plain loops take it as it is.
         let (outcome, grads) = attend_with(&case, Some(&reals(keep)));
-        compare(example, &gradients(&case, &outcome, &grads), &[], tolerance(example));
-        return;
+        let had = gradients(&case, &outcome, &grads);
+        compare(example, &had, tolerance(example));
+        return had;
     }
     let outcome = forward(Backend::CpuDense, &case).expect("a valid call");
     let grads = backward(Backend::CpuDense, &case).expect("a valid call");
-    compare(example, &gradients(&case, &outcome, &grads), &[], tolerance(example));
+    let had = gradients(&case, &outcome, &grads);
+    compare(example, &had, tolerance(example));
     let (outcome, plain) = attend(&case);
-    compare(example, &gradients(&case, &outcome, &plain), &[], tolerance(example));
+    compare(example, &gradients(&case, &outcome, &plain), tolerance(example));
     assert_tiled_is_dense(&case, &outcome, tile(&example["inputs"]));
     let tiled = tiled_backward(&case, tile(&example["inputs"])).expect("a valid call");
-    for (name, had, exact) in
+    for (name, own, exact) in
         [("dq", &tiled.dq, &grads.dq), ("dk", &tiled.dk, &grads.dk), ("dv", &tiled.dv, &grads.dv)]
     {
-        let difference = max_difference(had, exact);
+        let difference = max_difference(own, exact);
         assert!(difference <= 5e-6, "{name} in tiles: off by {difference:e}");
-        let zeros = had.iter().zip(exact).filter(|(_, exact)| **exact == 0.0);
-        zeros.for_each(|(had, _)| assert!(had.abs() <= 1e-7, "{name} of what is not visible"));
+        let zeros = own.iter().zip(exact).filter(|(_, exact)| **exact == 0.0);
+        zeros.for_each(|(own, _)| assert!(own.abs() <= 1e-7, "{name} of what is not visible"));
     }
+    had
 }

@@ -1,11 +1,16 @@
-//! `ferroflash explain`: what a plan would do, and why.
+//! `ferroflash explain`: what a plan would do, why, and what the call costs by arithmetic.
+
+mod drawing;
+mod modelled;
 
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
-use ferroflash::{Dtype, Shape};
+use ferroflash::{Dtype, Explanation, Shape};
+use ferroflash_ledger::device::{DeviceModel, device};
 use half::{bf16, f16};
+use serde::Serialize;
 
 use crate::call::Inputs;
 use crate::failure::{Failure, Result, one_line};
@@ -13,6 +18,8 @@ use crate::file::{Safetensors, Stored};
 use crate::forward::Chosen;
 use crate::options::{AxisOrder, Options};
 use crate::report::{print, print_json};
+
+use modelled::Modelled;
 
 /// Arguments of `explain`.
 #[derive(Args)]
@@ -31,6 +38,13 @@ pub(crate) struct Arguments {
     layout: AxisOrder,
     #[command(flatten)]
     options: Options,
+    /// Model the call on a device that need not be here: a100, cc8.6, h100, h200, or a .json of
+    /// one's limits
+    #[arg(long, value_name = "NAME")]
+    device_model: Option<String>,
+    /// Draw the tiles, their owners and the rooflines into FILE
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     /// Print one line of JSON
     #[arg(long)]
     json: bool,
@@ -93,13 +107,51 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
 }
 
+/// A plan and a model of one call, each under a name of its own.
+#[derive(Serialize)]
+struct Report {
+    #[serde(flatten)]
+    plan: Explanation,
+    modelled: Option<Modelled>,
+    /// Why there is no model.
+    not_modelled: Option<String>,
+}
+
 fn explain<T: Stored>(arguments: &Arguments, shape: Shape) -> Result<()> {
     let attention = arguments.options.attention(shape)?;
     let chosen = Chosen::<T>::new(arguments.options.device, &attention)?;
     let explanation = chosen.explanation();
+    let named = arguments.device_model.as_deref().map(device_named).transpose()?;
+    let is_named = named.is_some();
+    let modelled = match Modelled::new(&attention, T::DTYPE, &explanation, named) {
+        // What was asked for by name or into a file must be had.
+        Err(why) if is_named || arguments.svg.is_some() => return Err(why),
+        modelled => modelled,
+    };
+    if let (Some(file), Ok(modelled)) = (&arguments.svg, &modelled) {
+        crate::file::write_text("--svg", file, &drawing::svg(modelled, &attention.visibility()))?;
+    }
     if arguments.json {
-        return print_json(&explanation);
+        let not_modelled = modelled.as_ref().err().map(Failure::line);
+        return print_json(&Report { plan: explanation, modelled: modelled.ok(), not_modelled });
     }
     let lines = explanation.to_string();
-    print(&lines.lines().map(|line| one_line(line) + "\n").collect::<String>())
+    let mut words: String = lines.lines().map(|line| one_line(line) + "\n").collect();
+    match modelled {
+        Ok(modelled) => words += &modelled.words(&attention.visibility()),
+        Err(why) => words += &format!("not modelled: {}\n", why.line()),
+    }
+    print(&words)
+}
+
+/// A device of the ledger's table, or the one that a file describes.
+fn device_named(name: &str) -> Result<DeviceModel> {
+    if !name.ends_with(".json") {
+        return device(name, &[]).cloned().map_err(|why| Failure::input("--device-model", why));
+    }
+    let failed = |why: String| Failure::input("--device-model", format!("{name}: {why}"));
+    let text = std::fs::read_to_string(name).map_err(|why| failed(why.to_string()))?;
+    let model: DeviceModel = serde_json::from_str(&text).map_err(|why| failed(why.to_string()))?;
+    model.check().map_err(|why| failed(why.to_string()))?;
+    Ok(model)
 }

@@ -4,7 +4,7 @@ use ferroflash_core::row_state::RowState;
 use half::f16;
 use serde_json::{Value, json};
 
-use crate::json::{index_rows, matrix, of_real, of_reals, real, reals};
+use super::json::{index_rows, matrix, of_real, of_reals, real, reals};
 
 /// A row state with its numerator and the visible keys in it.
 #[derive(Clone)]
@@ -71,7 +71,7 @@ fn merge_all(states: &[State], width: usize) -> State {
 /// The states joined along a tree of their numbers.
 fn along(tree: &Value, states: &[State]) -> State {
     match tree.as_array() {
-        None => states[crate::json::index(tree)].clone(),
+        None => states[super::json::index(tree)].clone(),
         Some(pair) => along(&pair[0], states).merge(&along(&pair[1], states)).0,
     }
 }
@@ -87,7 +87,7 @@ fn blocks(inputs: &Value) -> (Vec<State>, State) {
     (blocks, whole)
 }
 
-pub(crate) fn row_state(inputs: &Value) -> Value {
+pub(super) fn row_state(inputs: &Value) -> Value {
     let (blocks, whole) = blocks(inputs);
     let mut prefixes: Vec<Value> = Vec::new();
     let mut rescales: Vec<Value> = Vec::new();
@@ -111,7 +111,7 @@ pub(crate) fn row_state(inputs: &Value) -> Value {
     })
 }
 
-pub(crate) fn local_normalization(inputs: &Value) -> Value {
+pub(super) fn local_normalization(inputs: &Value) -> Value {
     let (blocks, whole) = blocks(inputs);
     let local: Vec<Vec<f64>> = blocks.iter().map(State::o).collect();
     let sum: Vec<f64> =
@@ -124,7 +124,7 @@ pub(crate) fn local_normalization(inputs: &Value) -> Value {
     })
 }
 
-pub(crate) fn softmax_row(inputs: &Value) -> Value {
+pub(super) fn softmax_row(inputs: &Value) -> Value {
     let scores = reals(&inputs["scores"]);
     let undefined = |row: &str| {
         json!({
@@ -153,7 +153,7 @@ pub(crate) fn softmax_row(inputs: &Value) -> Value {
 }
 
 /// The row by [`RowState`], and the sum that the fault makes.
-pub(crate) fn denominator_fault(inputs: &Value) -> Value {
+pub(super) fn denominator_fault(inputs: &Value) -> Value {
     let scores = reals(&inputs["scores"]);
     let states: Vec<State> = scores.iter().map(|score| State::key(*score, &[])).collect();
     let row = merge_all(&states, 0).row;
@@ -179,16 +179,16 @@ fn every_tree(inputs: &Value, states: &[State], tolerance: f64) -> State {
     let first = along(&trees[0], states);
     for tree in trees {
         let other = along(tree, states);
-        assert!(crate::json::alike(&other.json(), &first.json(), tolerance), "tree {tree}");
+        assert!(super::json::alike(&other.json(), &first.json(), tolerance), "tree {tree}");
     }
     first
 }
 
-pub(crate) fn merge(inputs: &Value) -> Value {
+pub(super) fn merge(inputs: &Value) -> Value {
     let state = |state: &Value| State {
         row: RowState { row_max: real(&state["m"]), row_sum: real(&state["l"]) },
         numerator: reals(&state["u"]),
-        keys: crate::json::index(&state["n"]),
+        keys: super::json::index(&state["n"]),
     };
     let states: Vec<State> =
         inputs["states"].as_array().expect("states").iter().map(state).collect();
@@ -200,7 +200,7 @@ pub(crate) fn merge(inputs: &Value) -> Value {
 }
 
 /// A part (lse, o) is the state (m = lse, l = 1, u = o).
-pub(crate) fn lse_merge(inputs: &Value) -> Value {
+pub(super) fn lse_merge(inputs: &Value) -> Value {
     let part = |part: &Value| State::key(real(&part["lse"]), &reals(&part["o"]));
     let states: Vec<State> = inputs["parts"].as_array().expect("parts").iter().map(part).collect();
     let whole = every_tree(inputs, &states, 1e-12);
@@ -210,7 +210,7 @@ pub(crate) fn lse_merge(inputs: &Value) -> Value {
     })
 }
 
-pub(crate) fn overlap(inputs: &Value) -> Value {
+pub(super) fn overlap(inputs: &Value) -> Value {
     let (scores, values) = (reals(&inputs["scores"]), matrix(&inputs["values"]));
     let keys: Vec<usize> = (0..scores.len()).collect();
     let (_, merged) = blocks(inputs);
@@ -233,13 +233,13 @@ fn rounding(format: &Value) -> fn(f64) -> f64 {
 /// A sum along a tree, rounded at every step.
 fn rounded(tree: &Value, terms: &[f64], round: fn(f64) -> f64) -> f64 {
     match tree.as_array() {
-        None => round(terms[crate::json::index(tree)]),
+        None => round(terms[super::json::index(tree)]),
         Some(pair) => round(rounded(&pair[0], terms, round) + rounded(&pair[1], terms, round)),
     }
 }
 
 /// Scores are equal, so that states merge by plain sums of u and of l.
-pub(crate) fn rounded_merge(inputs: &Value) -> Value {
+pub(super) fn rounded_merge(inputs: &Value) -> Value {
     let values = reals(&inputs["values"]);
     let (round, ones) = (rounding(&inputs["format"]), vec![1.0; values.len()]);
     let numerator = rounded(&inputs["tree"], &values, round);
@@ -248,13 +248,13 @@ pub(crate) fn rounded_merge(inputs: &Value) -> Value {
     json!({"output": round(numerator / row_sum), "exact": exact})
 }
 
-pub(crate) fn rounded_sum(inputs: &Value) -> Value {
+pub(super) fn rounded_sum(inputs: &Value) -> Value {
     let round = rounding(&inputs["format"]);
     json!({"sum": rounded(&inputs["tree"], &reals(&inputs["terms"]), round)})
 }
 
 /// Producers that each see a slice of the keys, joined in a chain and in a balanced tree.
-pub(crate) fn split_k(inputs: &Value) -> Value {
+pub(super) fn split_k(inputs: &Value) -> Value {
     let values = matrix(&inputs["values"]);
     let slices = index_rows(&inputs["slices"]);
     let width = values[0].len();
@@ -268,7 +268,7 @@ pub(crate) fn split_k(inputs: &Value) -> Value {
     for parts in &rows {
         let whole = merge_all(parts, width);
         let (joined, tree_depth) = balanced(parts);
-        assert!(crate::json::alike(&joined.json(), &whole.json(), 1e-12), "a tree differs");
+        assert!(super::json::alike(&joined.json(), &whole.json(), 1e-12), "a tree differs");
         depths = (parts.len() - 1, tree_depth);
         let local: Vec<Vec<f64>> = parts.iter().map(State::o).collect();
         let mean: Vec<f64> = (0..width)
@@ -298,4 +298,13 @@ fn balanced(states: &[State]) -> (State, usize) {
     let (left, right) = states.split_at(states.len() / 2);
     let ((left, left_depth), (right, right_depth)) = (balanced(left), balanced(right));
     (left.merge(&right).0, left_depth.max(right_depth) + 1)
+}
+
+/// Contributors that each read the start and store: the last store is all that is left.
+pub(super) fn lost_update(inputs: &Value) -> Value {
+    let initial = real(&inputs["initial"]);
+    let contributions = reals(&inputs["contributions"]);
+    let sum = contributions.iter().fold(initial, |sum, term| sum + term);
+    let last = initial + contributions.last().expect("a contribution");
+    json!({"sum": sum, "last_store": last, "abs_error": (sum - last).abs()})
 }

@@ -2,15 +2,15 @@
 
 use std::ops::Range;
 
+use crate::case::shape;
 use ferroflash::{Align, Attention, Device};
 use ferroflash_core::fragment::c_place;
 use ferroflash_core::schedule::ForwardSchedule;
 use ferroflash_core::shape::Shape;
 use ferroflash_core::visibility::{TileClass, Visibility};
-use ferroflash_tests::case::shape;
 use serde_json::{Value, json};
 
-use crate::json::{index, index_rows, matrix};
+use super::json::{index, index_rows, matrix};
 
 fn visibility(inputs: &Value) -> Visibility {
     let [q_len, kv_len] = ["q_len", "kv_len"].map(|name| index(&inputs[name]) as u32);
@@ -27,7 +27,7 @@ fn tiles(len: u32, side: u32) -> Vec<Range<u32>> {
     (0..len.div_ceil(side)).map(|tile| tile * side..((tile + 1) * side).min(len)).collect()
 }
 
-pub(crate) fn causal_tiles(inputs: &Value) -> Value {
+pub(super) fn causal_tiles(inputs: &Value) -> Value {
     let visible = visibility(inputs);
     let [q_block, kv_block] = ["q_block", "kv_block"].map(|name| index(&inputs[name]) as u32);
     let (q_tiles, kv_tiles) = (tiles(visible.q_len, q_block), tiles(visible.kv_len, kv_block));
@@ -52,7 +52,10 @@ pub(crate) fn causal_tiles(inputs: &Value) -> Value {
         visited_cells += keys.map(|(_, keys)| rows.len() * keys.len()).sum::<usize>();
     }
     let visible_cells = visible.visible_cells();
+    let historical = historical_loop(inputs);
     json!({
+        "historical_visits": historical["visits"],
+        "historical_mask_iterations": historical["mask_iterations"],
         "q_tile_rows": q_tiles.iter().map(Range::len).collect::<Vec<_>>(),
         "kv_tile_rows": kv_tiles.iter().map(Range::len).collect::<Vec<_>>(),
         "offset": (inputs["align"] != "none").then_some(visible.offset),
@@ -67,7 +70,15 @@ pub(crate) fn causal_tiles(inputs: &Value) -> Value {
     })
 }
 
-pub(crate) fn causal_mask(inputs: &Value) -> Value {
+/// The key loop of v2.0.0, which knew one alignment.
+fn historical_loop(inputs: &Value) -> Value {
+    if inputs["align"] != "top_left" {
+        return Value::Null;
+    }
+    super::ledger::account("causal_key_loop", inputs)
+}
+
+pub(super) fn causal_mask(inputs: &Value) -> Value {
     let visible = visibility(inputs);
     let row = |row| (0..visible.kv_len).map(|key| u8::from(visible.sees(row, key))).collect();
     let cells: Vec<Vec<u8>> = (0..visible.q_len).map(row).collect();
@@ -80,7 +91,7 @@ pub(crate) fn causal_mask(inputs: &Value) -> Value {
 }
 
 /// Query blocks in the order of the forward schedule, or K/V tiles in that of their owners.
-pub(crate) fn tile_visits(inputs: &Value) -> Value {
+pub(super) fn tile_visits(inputs: &Value) -> Value {
     let number = |name: &str| index(&inputs[name]) as u32;
     let (q_len, kv_len) = (number("q_len"), number("kv_len"));
     let (q_tiles, kv_tiles) = (tiles(q_len, number("q_block")), tiles(kv_len, number("kv_block")));
@@ -123,7 +134,7 @@ pub(crate) fn tile_visits(inputs: &Value) -> Value {
 }
 
 /// Rows of each warp: 16-row `mma` tiles, dealt to the warps in turn.
-pub(crate) fn warp_rows(inputs: &Value) -> Value {
+pub(super) fn warp_rows(inputs: &Value) -> Value {
     let (q_block, warps) = (index(&inputs["q_block"]) as u32, index(&inputs["warps"]) as u32);
     let of_lanes = |warp: u32, lanes: Range<u32>| {
         let mut rows: Vec<u32> = lanes
@@ -148,7 +159,7 @@ fn heads(inputs: &Value) -> Shape {
     shape(1, (q_heads, kv_heads), (1, 1), (8, 8))
 }
 
-pub(crate) fn head_map(inputs: &Value) -> Value {
+pub(super) fn head_map(inputs: &Value) -> Value {
     let shape = heads(inputs);
     if Attention::new(shape).plan::<f32>(&Device::cpu()).is_err() {
         return json!({"admissible": false, "group": null, "kv_of_q": null, "q_of_kv": null});
@@ -161,7 +172,7 @@ pub(crate) fn head_map(inputs: &Value) -> Value {
 }
 
 /// Gradient rows of query heads that share a KV head add up.
-pub(crate) fn group_sum(inputs: &Value) -> Value {
+pub(super) fn group_sum(inputs: &Value) -> Value {
     let expanded = index_rows(&inputs["expanded"]);
     let kv_heads = index(&inputs["kv_heads"]);
     let shape = shape(1, (expanded.len(), kv_heads), (1, 1), (8, 8));
