@@ -2,13 +2,12 @@
 
 use std::fmt::Write as _;
 
-use ferroflash::{Align, Device, Dtype, KERNELS, KernelSpec, Mask, Place, Result, Shape};
-use half::{bf16, f16};
+use ferroflash::{Align, Device, Dtype, KERNELS, KernelSpec, Mask, Place, Shape};
 use pyo3::exceptions::{PyNotImplementedError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::error::exception;
-use crate::plans::Description;
+use crate::plan::Options;
 
 /// `kernel_name(direction, dtype, causal, sizes, device)`: the kernel that a call of these sizes,
 /// `(batch, q_len, kv_len, q_heads, kv_heads, head_dim, value_dim)`, would run; a device of −1 is
@@ -47,21 +46,13 @@ pub(crate) fn kernel_name(
         }
     };
     let [batch, q_len, kv_len, q_heads, kv_heads, head_dim, value_dim] = sizes;
-    let description = Description {
-        shape: Shape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim },
+    let shape = Shape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim };
+    let options = Options {
         mask: if causal { Mask::causal(Align::BottomRight) } else { Mask::full() },
-        scale: None,
-        softcap: 0.0,
-        alibi: false,
-        place: usize::try_from(device).map_or(Place::Host, Place::Cuda),
+        ..Options::of(shape)
     };
-    let name = py.detach(|| -> Result<String> {
-        Ok(match dtype {
-            Dtype::Bf16 => description.plan::<bf16>()?.explain().kernel.clone(),
-            Dtype::F16 => description.plan::<f16>()?.explain().kernel.clone(),
-            Dtype::F32 => description.plan::<f32>()?.explain().kernel.clone(),
-        })
-    });
+    let place = usize::try_from(device).map_or(Place::Host, Place::Cuda);
+    let name = py.detach(|| Ok(options.plan(dtype, place)?.explain().kernel.clone()));
     name.map_err(|error| exception(error, "dtype, head_dim"))
 }
 

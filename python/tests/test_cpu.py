@@ -4,10 +4,9 @@ import subprocess
 import sys
 import threading
 
+import ferroflash
 import numpy as np
 import pytest
-
-import ferroflash
 from reference import attention, tensors
 
 call = ferroflash.flash_attn_func
@@ -174,8 +173,12 @@ BAD = {
     "heads": (ValueError, "q", dict(q=Q[:, :, :3])),
     "kv heads": (ValueError, "v", dict(v=V[:, :, :1])),
     "channels": (ValueError, "q", dict(q=np.zeros((2, 6, 4, 16), np.float32)[..., ::2])),
-    "part of an element": (ValueError, "q", dict(q=np.zeros(2, "f4,i1")["f0"].reshape(2, 1, 1, 1))),
-    "dropout_p": (NotImplementedError, "dropout_p", dict(dropout_p=0.1)),
+    "part of an element": (
+        ValueError,
+        "q",
+        dict(zip("qkv", [np.zeros(2, "f4,i1")["f0"].reshape(2, 1, 1, 1)] * 3)),
+    ),
+    "dropout_p": (ValueError, "dropout_p", dict(dropout_p="0.1")),
     "dropout_p range": (ValueError, "dropout_p", dict(dropout_p=1.5)),
     "dropout_p nan": (ValueError, "dropout_p", dict(dropout_p=float("nan"))),
     "scale nan": (ValueError, "softmax_scale", dict(softmax_scale=float("nan"))),
