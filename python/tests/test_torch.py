@@ -173,3 +173,77 @@ def test_kernel_name_is_the_current_device_s():
     q, k, v = tensors(1, 4096, 4096, 16, 16, 128, device="cuda")
     assert not name.startswith("cpu") and name in ferroflash.explain(q, k, v, causal=True)
     assert ferroflash.kernel_name(dtype=torch.bfloat16, causal=True, q_heads=16) == name
+
+
+def varlen_bad():
+    q, k, v = (x[0] for x in tensors(1, 12, 12, 2, 2, 8))
+    cu = torch.tensor([0, 4, 12], dtype=torch.int32)
+    good = dict(q=q, k=k, v=v, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=8, max_seqlen_k=8)
+    changes = {
+        "integers": (TypeError, "cu_seqlens_q", dict(cu_seqlens_q=cu.long())),
+        "list": (TypeError, "cu_seqlens_k", dict(cu_seqlens_k=[0, 4, 12])),
+        "device": (ValueError, "cu_seqlens_k", dict(cu_seqlens_k=cu.to("meta"))),
+        "count": (ValueError, "cu_seqlens_k", dict(cu_seqlens_k=cu[:2])),
+        "axes of offsets": (ValueError, "cu_seqlens_q", dict(cu_seqlens_q=cu[None])),
+        "apart": (ValueError, "cu_seqlens_q", dict(cu_seqlens_q=cu.repeat_interleave(2)[::2])),
+        "end": (ValueError, "cu_seqlens_q", dict(cu_seqlens_q=cu - 1)),
+        "order": (ValueError, "cu_seqlens_k", dict(cu_seqlens_k=cu[[0, 2, 1]])),
+        "longest": (ValueError, "q, rows .max_seqlen_q", dict(max_seqlen_q=7)),
+        "longest type": (TypeError, "max_seqlen_k", dict(max_seqlen_k=8.0)),
+        "longest sign": (ValueError, "max_seqlen_k", dict(max_seqlen_k=-8)),
+        "axes": (ValueError, "q", dict(q=q[None])),
+        "tokens": (ValueError, "v", dict(v=v[:-1])),
+        "pages": (NotImplementedError, "block_table", dict(block_table=cu)),
+    }
+    return {name: (kind, argument, {**good, **x}) for name, (kind, argument, x) in changes.items()}
+
+
+@pytest.mark.parametrize("case", varlen_bad())
+def test_bad_packed_input_names_its_argument(case):
+    kind, argument, arguments = varlen_bad()[case]
+    with pytest.raises(kind, match=rf"^{argument}\b"):
+        ferroflash.flash_attn_varlen_func(**arguments)
+
+
+def attention_bad():
+    q, k, v = tensors(2, 6, 7, 4, 2, 8)
+    cu = torch.tensor([0, 3, 6], dtype=torch.int32)
+    good = dict(q=q, k=k, v=v)
+    changes = {
+        "align": (ValueError, "align", dict(align="left")),
+        "bias dtype": (TypeError, "bias", dict(bias=torch.zeros(2, 4, 6, 7, dtype=q.dtype))),
+        "bias dims": (ValueError, "bias", dict(bias=torch.zeros(2, 3, 6, 7))),
+        "bias axes": (ValueError, "bias", dict(bias=torch.zeros(6, 7))),
+        "bias channels": (ValueError, "bias", dict(bias=torch.zeros(2, 4, 7, 6).transpose(2, 3))),
+        "mask dtype": (TypeError, "mask", dict(mask=torch.zeros(2, 4, 6, 7))),
+        "mask keys": (ValueError, "mask", dict(mask=torch.ones(1, 1, 1, 1, dtype=torch.bool))),
+        "sink dims": (ValueError, "sink", dict(sink=torch.zeros(3))),
+        "sink dtype": (TypeError, "sink", dict(sink=torch.zeros(4, dtype=q.dtype))),
+        "lengths": (ValueError, "key_lengths", dict(key_lengths=cu[:2] + 9)),
+        "lengths type": (TypeError, "key_lengths", dict(key_lengths=cu[:2].long())),
+        "half packed": (ValueError, "cu_seqlens_k", dict(cu_seqlens_q=cu)),
+        "used": (ValueError, "seqused_q", dict(seqused_q=cu[:2])),
+        "state": (TypeError, "dropout_state", dict(dropout_p=0.5, dropout_state=3)),
+    }
+    return {name: (kind, argument, {**good, **x}) for name, (kind, argument, x) in changes.items()}
+
+
+@pytest.mark.parametrize("case", attention_bad())
+def test_bad_options_name_their_argument(case):
+    kind, argument, arguments = attention_bad()[case]
+    with pytest.raises(kind, match=rf"^{argument}\b"):
+        ferroflash.attention(**arguments)
+
+
+@pytest.mark.parametrize(
+    "function, argument, dims",
+    [
+        (ferroflash.flash_attn_qkvpacked_func, "qkv", (2, 6, 2, 4, 8)),
+        (ferroflash.flash_attn_qkvpacked_func, "qkv", (2, 6, 3, 4)),
+    ],
+)
+def test_bad_packed_tensors_name_their_argument(function, argument, dims):
+    with pytest.raises(ValueError, match=rf"^{argument}\b"):
+        function(torch.zeros(dims))
+    with pytest.raises(TypeError, match=rf"^{argument}\b"):
+        function([1.0])

@@ -23,6 +23,8 @@ from ._flash import (
     flash_attn_with_kvcache,
 )
 from ._report import doctor, explain, is_available, kernel_name
+from ._shim import install_as_flash_attn
+from ._transformers import register_transformers
 
 __version__: str = _native.__version__
 __all__ = [
@@ -38,7 +40,9 @@ __all__ = [
     "flash_attn_varlen_kvpacked_func",
     "flash_attn_varlen_qkvpacked_func",
     "flash_attn_with_kvcache",
+    "install_as_flash_attn",
     "is_available",
     "kernel_name",
+    "register_transformers",
     "scaled_dot_product_attention",
 ]

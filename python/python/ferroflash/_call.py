@@ -62,6 +62,20 @@ def options(
     return softmax_scale, top_left, left, right, softcap, bool(deterministic)
 
 
+def seed_and_offset(state: Any) -> tuple[int, int]:
+    """A dropout's state as two integers."""
+    try:
+        seed, offset = (operator.index(x) for x in state)
+    except (TypeError, ValueError):
+        kind = TypeError(f"dropout_state: {state!r}, but it must be two integers, (seed, offset)")
+        raise kind from None
+    if not (0 <= seed < 2**64 and 0 <= offset < 2**64):
+        raise ValueError(
+            f"dropout_state: {state!r}, but it must be two integers from 0 to 2^64 - 1"
+        )
+    return seed, offset
+
+
 def dropout(probability: Any, state: Any = None) -> tuple[float, Any] | None:
     """The dropout of a call, or None where nothing is dropped."""
     if isinstance(probability, (int, float)) and 0.0 <= probability <= 1.0:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import _native
-from ._call import Extras, Options, plan, read_extras
+from ._call import Extras, Options, plan, read_extras, seed_and_offset
 
 _ORDER = "<" if sys.byteorder == "little" else ">"
 # Element types as the native side numbers them, by numpy's type string.
@@ -137,8 +137,7 @@ def with_state(dropout: tuple[float, Any]) -> tuple[float, tuple[int, int]]:
     probability, state = dropout
     if state is None:
         state = np.random.randint(0, 2**63 - 1, 2, np.int64).tolist()
-    seed, offset = state
-    return probability, (seed, offset)
+    return probability, seed_and_offset(state)
 
 
 where = np.where
@@ -155,6 +154,6 @@ def zeros(dims: tuple, like: np.ndarray) -> np.ndarray:
 
 
 def one_hot(columns: list, first: int, end: int, k: np.ndarray) -> np.ndarray:
-    """Values for the rows of k, 1 at channel columns[row] - first; no copies for batch and heads."""
+    """Values for the rows of k: 1 at channel columns[row] - first, the same for every head."""
     rows = (np.array(columns)[:, None] == np.arange(first, end)).astype(k.dtype)
     return np.broadcast_to(rows[:, None], (*k.shape[:-1], end - first))

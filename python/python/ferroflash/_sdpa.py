@@ -41,7 +41,7 @@ def attend(
     if not enable_gqa and k.shape[2] != q.shape[2]:
         had, needs = k.shape[2], q.shape[2]
         raise ValueError(f"key: has {had} heads and query {needs}; that needs enable_gqa=True")
-    bias, mask = (None, None) if attn_mask is None else _mask(attn_mask, q.shape, k.shape)
+    bias, mask = (None, None) if attn_mask is None else bias_or_mask(attn_mask, q.shape, k.shape)
     try:
         o = attention(
             q,
@@ -68,8 +68,8 @@ def _axes(tensor: Any, name: str) -> int:
     return axes
 
 
-def _mask(attn_mask: Any, q: tuple, k: tuple) -> tuple[Any, Any]:
-    """The mask as (bias, None) or (None, mask), with the axes that `attention` needs."""
+def bias_or_mask(attn_mask: Any, q: tuple, k: tuple) -> tuple[Any, Any]:
+    """The mask as (bias, None) or (None, mask), as `attention` takes it with q and k of these sizes."""
     axes = _axes(attn_mask, "attn_mask") if getattr(attn_mask, "ndim", 2) != 1 else 1
     attn_mask = attn_mask[(None,) * (4 - axes)]
     needs = (q[0], q[2], q[1], k[1])

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from . import _native
-from ._call import ARRAYS, Extras, Options, plan, read_extras
+from ._call import ARRAYS, Extras, Options, plan, read_extras, seed_and_offset
 
 # Element types as the native side numbers them.
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
@@ -29,7 +29,7 @@ def attend(
     if torch.compiler.is_compiling():
         from . import _torch_ops
 
-        return _torch_ops.attend(autocast(tensors), numbers, extras)
+        return _torch_ops.attend(split(autocast(tensors)), numbers, extras)
     tensors = autocast(tensors)
     if torch.are_deterministic_algorithms_enabled():
         numbers = (*numbers[:5], True)
@@ -194,8 +194,7 @@ def with_state(dropout: tuple[float, Any]) -> tuple[float, tuple[int, int]]:
         state = torch.empty(2, dtype=torch.int64).random_()
     if isinstance(state, torch.Tensor):
         state = state.tolist()
-    seed, offset = state
-    return probability, (seed, offset)
+    return probability, seed_and_offset(state)
 
 
 where = torch.where
@@ -212,7 +211,7 @@ def zeros(dims: tuple, like: torch.Tensor) -> torch.Tensor:
 
 
 def one_hot(columns: list, first: int, end: int, k: torch.Tensor) -> torch.Tensor:
-    """Values for the rows of k, 1 at channel columns[row] - first; no copies for batch and heads."""
+    """Values for the rows of k: 1 at channel columns[row] - first, the same for every head."""
     rows = torch.tensor(columns, device=k.device)[:, None]
     rows = (rows == torch.arange(first, end, device=k.device)).to(k.dtype)
     return rows[:, None].expand(*k.shape[:-1], end - first)
@@ -290,6 +289,9 @@ def _wants_gradient(tensors: tuple, extras: Extras | None) -> bool:
             for extra in (extras.bias, extras.sink):
                 if extra is not None and extra.requires_grad:
                     return True
-        return any(x.requires_grad for x in tensors)
+        for x in tensors:
+            if x.requires_grad:
+                return True
+        return False
     except AttributeError:
         return False  # not tensors, which is reported where they are read
