@@ -1,1 +1,5 @@
 //! The kernels of the backward pass: preprocess, main and convert.
+
+pub mod convert;
+pub mod portable;
+pub mod preprocess;
