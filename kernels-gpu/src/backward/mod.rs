@@ -1,1 +1,3 @@
 //! The kernels of the backward pass: preprocess, main and convert.
+
+pub mod hopper;
