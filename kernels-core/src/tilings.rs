@@ -8,6 +8,7 @@
 //! output accumulator leaves room for 16 rows only. All plans stay within 101,376 bytes, what a
 //! block may have on compute capability 8.6 and 8.9.
 
+pub use crate::backward::hopper_tilings::*;
 pub use crate::backward::tilings::*;
 use crate::tile::{ForwardTiling, HopperTiling, TileShape, Tiling};
 

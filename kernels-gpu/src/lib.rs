@@ -3,6 +3,7 @@
 //! | module | what is in it |
 //! | --- | --- |
 //! | [`ptx`] | one thin wrapper per instruction; the only place with `asm!` |
+//! | [`ring`] | what the hopper kernels share: rings of slots |
 //! | [`tile`] | moving tiles between global memory, shared memory and registers |
 //! | [`forward`] | the forward kernels |
 //! | [`backward`] | the kernels of the backward pass |
@@ -30,6 +31,7 @@
 pub mod backward;
 pub mod forward;
 pub mod ptx;
+pub mod ring;
 pub mod tile;
 
 use ferroflash_core::{axes, tilings};

@@ -7,7 +7,7 @@ use ferroflash_core::swizzle::PanelLayout;
 
 use super::{Kernel, Place, Step, Work};
 use crate::ptx::matrix::MatrixElement;
-use crate::ptx::memory::{add_global_f32, add_release_global_u32, load_acquire_global_u32};
+use crate::ptx::memory::{add_global_f32, load_acquire_global_u32, release_add_global_u32};
 use crate::ptx::thread::sync_threads;
 use crate::tile::{LaneAddress, accumulate};
 
@@ -176,7 +176,7 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
         if params.ordered != 0 {
             sync_threads();
             if place.thread == 0 {
-                add_release_global_u32(turn, 1);
+                release_add_global_u32(turn, 1);
             }
         }
     }
