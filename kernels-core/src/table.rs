@@ -8,6 +8,7 @@
 use crate::axes::{Direction, Dtype, Element, Family, MaskClass, MaskKind};
 use crate::backward::hopper::HopperBackwardPlan;
 use crate::backward::portable::PortableBackwardPlan;
+use crate::backward::scratch::QueryGradientOrder;
 use crate::tile::{SharedPlan, TileShape, Tiling, WARPGROUP_WARPS};
 
 /// One row of the table, as the host sees it.
@@ -127,6 +128,33 @@ impl KernelSpec {
             (_, Direction::Convert) => 1,
             (Family::Portable, Direction::Backward) => PortableBackwardPlan::barriers(self.tile),
             (Family::Hopper, Direction::Backward) => 0,
+        }
+    }
+
+    /// In which order a backward kernel adds to the sums of dQ: the order of its accumulators, by
+    /// the widest addition that its instruction set has.
+    pub const fn query_gradient_order(&self) -> QueryGradientOrder {
+        match self.family {
+            Family::Portable => QueryGradientOrder::Values,
+            Family::Hopper => QueryGradientOrder::Lanes,
+        }
+    }
+
+    /// What a backward kernel wants lse multiplied by.
+    pub const fn lse_factor(&self) -> f32 {
+        match self.family {
+            Family::Portable => 1.0,
+            Family::Hopper => core::f32::consts::LOG2_E,
+        }
+    }
+
+    /// Counters of a backward kernel: the one that blocks draw their work from, where they are
+    /// persistent or ordered, and the turn of each of `query_tiles`, where they are ordered.
+    pub const fn counters(&self, query_tiles: u64, ordered: bool) -> u64 {
+        match (self.family, ordered) {
+            (_, true) => 1 + query_tiles,
+            (Family::Hopper, false) => 1,
+            (Family::Portable, false) => 0,
         }
     }
 

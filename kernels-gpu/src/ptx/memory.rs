@@ -169,16 +169,6 @@ pub unsafe fn add_global_f32(address: u64, value: f32) {
         options(nostack));
 }
 
-/// `fence.acq_rel.gpu` (PTX ISA, "membar/fence"): orders this thread's memory accesses before it
-/// and after it, for the whole device.
-///
-/// # Safety
-/// Never unsafe in itself.
-#[inline(always)]
-pub unsafe fn fence_gpu() {
-    ptx_asm!("fence.acq_rel.gpu;", options(nostack));
-}
-
 /// `ld.shared.v2.f32` (PTX ISA, "ld"): 8 bytes.
 ///
 /// # Safety
