@@ -243,12 +243,13 @@ struct Upstream {
     d_lse: Option<View>,
 }
 
-/// `backward(plan, place, q, k, v, options, (o, lse, d_o, d_lse), (dq, dk, dv, dbias, dsink))`.
+/// `backward(plan, place, q, k, v, options, (o, lse, d_o, d_lse), (dq, dk, dv, dbias, dsink),
+/// workspace)`.
 ///
 /// lse and d_lse, which may be `None`, are contiguous f32. Gradients that are `None` are not
-/// computed; dbias and dsink are contiguous f32.
+/// computed; dbias and dsink are contiguous f32. `workspace` is as in [`forward`].
 #[pyfunction]
-#[pyo3(signature = (plan, place, q, k, v, options, saved, gradients, /))]
+#[pyo3(signature = (plan, place, q, k, v, options, saved, gradients, workspace, /))]
 #[expect(clippy::too_many_arguments, reason = "as forward has them")]
 pub(crate) fn backward(
     py: Python<'_>,
@@ -260,6 +261,7 @@ pub(crate) fn backward(
     options: Option<&Bound<'_, PyTuple>>,
     saved: (Tensor<'_>, Tensor<'_>, Tensor<'_>, Option<Tensor<'_>>),
     gradients: &Bound<'_, PyTuple>,
+    workspace: usize,
 ) -> PyResult<()> {
     let plan = plan.get();
     let call = Call::read(plan, &place, [&q, &k, &v], options)?;
@@ -282,21 +284,22 @@ pub(crate) fn backward(
         // SAFETY: as in `forward`, the gradients being what nothing else touches.
         unsafe {
             match &plan.typed {
-                Typed::Bf16(plan) => run_backward(plan, &call, &upstream, wanted),
-                Typed::F16(plan) => run_backward(plan, &call, &upstream, wanted),
-                Typed::F32(plan) => run_backward(plan, &call, &upstream, wanted),
+                Typed::Bf16(plan) => run_backward(plan, &call, &upstream, wanted, workspace),
+                Typed::F16(plan) => run_backward(plan, &call, &upstream, wanted, workspace),
+                Typed::F32(plan) => run_backward(plan, &call, &upstream, wanted, workspace),
             }
         }
     })
 }
 
 /// # Safety
-/// As [`run_forward`], for the gradients.
+/// As [`run_forward`], of the gradients and the workspace.
 unsafe fn run_backward<T: Element>(
     plan: &Plan<T>,
     call: &Call,
     upstream: &Upstream,
     [dq, dk, dv, dbias, dsink]: [Option<View>; 5],
+    scratch: usize,
 ) -> Result<()> {
     let place = call.place;
     // SAFETY: the caller's promise.
@@ -315,6 +318,7 @@ unsafe fn run_backward<T: Element>(
         };
         let d_lse = upstream.d_lse.map(|x| x.tensor(place)).transpose()?;
         let d_o = upstream.d_o.tensor(place)?;
-        plan.backward_into(&call.stream(), &saved, &d_o, d_lse.as_ref(), &mut gradients)
+        let scratch = workspace(scratch, plan.workspace().backward, place)?;
+        plan.backward_into(&call.stream(), &saved, &d_o, d_lse.as_ref(), &mut gradients, scratch)
     }
 }

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use ferroflash::{
     Align, Attention, Broadcast, Device, Dropout, Dtype, Element, Error, Explanation, Layout, Mask,
-    Place, Plan, Preference, Result, Scale, Shape,
+    Place, Plan, Preference, Result, Scale, Shape, WorkspaceBytes,
 };
 use half::{bf16, f16};
 use pyo3::exceptions::PyValueError;
@@ -27,6 +27,8 @@ pub(crate) struct Options {
     pub(crate) boolean_mask: Option<Broadcast>,
     pub(crate) sink: bool,
     pub(crate) dropout: Option<Dropout>,
+    /// Whether the backward pass must give the same bits every time.
+    pub(crate) deterministic: bool,
 }
 
 impl Options {
@@ -43,6 +45,7 @@ impl Options {
             boolean_mask: None,
             sink: false,
             dropout: None,
+            deterministic: false,
         }
     }
 
@@ -72,6 +75,9 @@ impl Options {
         let mut attention = Attention::new(self.shape);
         if let Some(factor) = self.scale {
             attention = attention.scale(Scale::Factor(factor));
+        }
+        if self.deterministic {
+            attention = attention.deterministic();
         }
         let named = self.named();
         if !named[0].1 || wanted("window_size") {
@@ -133,14 +139,13 @@ impl Typed {
         }
     }
 
-    /// Bytes of workspace of the forward direction.
-    fn workspace(&self) -> usize {
+    /// Bytes of workspace of each direction.
+    fn workspace(&self) -> WorkspaceBytes {
         match self {
             Typed::Bf16(plan) => plan.workspace(),
             Typed::F16(plan) => plan.workspace(),
             Typed::F32(plan) => plan.workspace(),
         }
-        .forward
     }
 }
 
@@ -150,7 +155,8 @@ fn typed(attention: &Attention, dtype: Dtype, place: Place) -> Result<Typed> {
             Place::Host => Device::cpu(),
             Place::Cuda(ordinal) => Device::cuda(ordinal)?,
         };
-        attention.plan_with(&device, Preference { kernel: preferred_kernel(), form: None })
+        let kernel = preferred_kernel();
+        attention.plan_with(&device, Preference { kernel, ..Preference::default() })
     }
     Ok(match dtype {
         Dtype::Bf16 => Typed::Bf16(make(attention, place)?),
@@ -172,7 +178,13 @@ pub(crate) struct PyPlan {
     pub(crate) place: Place,
     /// Bytes of workspace that a forward call needs.
     #[pyo3(get)]
-    workspace: usize,
+    forward_bytes: usize,
+    /// Bytes of workspace that a backward call needs.
+    #[pyo3(get)]
+    backward_bytes: usize,
+    /// Why there is no backward pass, where there is none.
+    #[pyo3(get)]
+    no_backward: Option<String>,
 }
 
 #[pymethods]
@@ -212,7 +224,9 @@ impl PyPlan {
             })
         });
         let typed = typed.map_err(|(error, names)| exception(error, &names))?;
-        Ok(Self { workspace: typed.workspace(), typed, place })
+        let WorkspaceBytes { forward, backward } = typed.workspace();
+        let no_backward = typed.explain().no_backward.clone();
+        Ok(Self { typed, place, forward_bytes: forward, backward_bytes: backward, no_backward })
     }
 
     /// What will run and why, in words.
@@ -288,6 +302,7 @@ fn read_options(
         mask: Mask::causal(align).window(left, right),
         scale: field::<Option<f64>>(options, 0, "softmax_scale")?.map(|scale| scale as f32),
         softcap: softcap as f32,
+        deterministic: field(options, 5, "deterministic")?,
         ..Options::of(shape)
     };
     let Some(declared) = declared else { return Ok(read) };

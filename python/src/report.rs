@@ -9,32 +9,29 @@ use pyo3::prelude::*;
 use crate::error::exception;
 use crate::plan::Options;
 
-/// `kernel_name(direction, dtype, causal, sizes, device)`: the kernel that a call of these sizes,
+/// `kernel_name(direction, dtype, (causal, deterministic), sizes, device)`: the kernel that a call of these sizes,
 /// `(batch, q_len, kv_len, q_heads, kv_heads, head_dim, value_dim)`, would run; a device of −1 is
 /// the CPU.
 #[pyfunction]
-#[pyo3(signature = (direction, dtype, causal, sizes, device, /))]
+#[pyo3(signature = (direction, dtype, options, sizes, device, /))]
 pub(crate) fn kernel_name(
     py: Python<'_>,
     direction: &str,
     dtype: &str,
-    causal: bool,
+    options: (bool, bool),
     sizes: [usize; 7],
     device: i32,
 ) -> PyResult<String> {
-    match direction {
-        "forward" => {}
-        "backward" => {
-            return Err(PyNotImplementedError::new_err(
-                "direction: there is no backward kernel yet, only forward ones",
-            ));
-        }
+    let (causal, deterministic) = options;
+    let is_backward = match direction {
+        "forward" => false,
+        "backward" => true,
         other => {
             return Err(PyValueError::new_err(format!(
                 "direction: {other:?}, but it must be \"forward\" or \"backward\""
             )));
         }
-    }
+    };
     let dtype = match dtype {
         "bf16" | "bfloat16" => Dtype::Bf16,
         "fp16" | "f16" | "float16" | "half" => Dtype::F16,
@@ -49,11 +46,21 @@ pub(crate) fn kernel_name(
     let shape = Shape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim };
     let options = Options {
         mask: if causal { Mask::causal(Align::BottomRight) } else { Mask::full() },
+        deterministic,
         ..Options::of(shape)
     };
     let place = usize::try_from(device).map_or(Place::Host, Place::Cuda);
-    let name = py.detach(|| Ok(options.plan(dtype, place)?.explain().kernel.clone()));
-    name.map_err(|error| exception(error, "dtype, head_dim"))
+    let plan = py.detach(|| options.plan(dtype, place));
+    let plan = plan.map_err(|error| exception(error, "dtype, head_dim"))?;
+    let forward = plan.explain();
+    match &forward.backward {
+        _ if !is_backward => Ok(forward.kernel.clone()),
+        Some(backward) => Ok(backward.kernel.clone()),
+        None => Err(PyNotImplementedError::new_err(format!(
+            "direction: {}",
+            forward.no_backward.as_deref().unwrap_or("there is no backward kernel")
+        ))),
+    }
 }
 
 /// Whether there is a usable driver that sees a CUDA device.

@@ -16,7 +16,9 @@ __version__: str
 class Plan:
     """One kind of call, validated, with its kernels."""
 
-    workspace: int
+    forward_bytes: int
+    backward_bytes: int
+    no_backward: str | None
     def __new__(
         cls,
         dtype: int,
@@ -51,12 +53,13 @@ def backward(
     options: tuple[_Tensor | None, ...] | None,
     saved: tuple[_Tensor, _Tensor, _Tensor, _Tensor | None],
     gradients: tuple[_Tensor | None, ...],
+    workspace: int,
     /,
 ) -> None: ...
 def kernel_name(
     direction: str,
     dtype: str,
-    causal: bool,
+    options: tuple[bool, bool],
     sizes: tuple[int, int, int, int, int, int, int],
     device: int,
     /,

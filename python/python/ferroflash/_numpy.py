@@ -52,7 +52,7 @@ def gradients(
     outputs = [np.empty(x.shape, tensors[0].dtype) for x in tensors]
     for given in (extras.bias, extras.sink) if extras else (None, None):
         outputs.append(None if given is None else np.empty(given.shape, np.float32))
-    _native.backward(made, _PLACE, *views, extra, kept, tuple(map(_view, outputs)))
+    _native.backward(made, _PLACE, *views, extra, kept, tuple(map(_view, outputs)), 0)
     return tuple(outputs)
 
 

@@ -48,12 +48,12 @@ def kernel_name(
     """Returns the name of the kernel that a call of these sizes runs.
 
     Args:
-        direction: "forward"; "backward" raises NotImplementedError until there is one.
+        direction: "forward" or "backward".
         head_dim: channels of a query and of a key.
         dtype: "bf16", "f16", "f32" or a torch or numpy dtype.
         causal: as in `flash_attn_func`.
         q_heads, kv_heads: heads; as many KV heads as query heads if None.
-        deterministic: changes nothing in the forward direction.
+        deterministic: as in `flash_attn_func`; changes nothing in the forward direction.
         value_dim: channels of a value; head_dim if None.
         batch, q_len, kv_len: items, and rows and keys of each.
         device: CUDA ordinal, or -1 for the CPU. None is torch's current device if torch has one
@@ -70,7 +70,9 @@ def kernel_name(
     )
     name = getattr(dtype, "name", None) or str(dtype)
     device = _default_device() if device is None else device
-    return _native.kernel_name(direction, name.replace("torch.", ""), bool(causal), sizes, device)
+    return _native.kernel_name(
+        direction, name.replace("torch.", ""), (bool(causal), bool(deterministic)), sizes, device
+    )
 
 
 def is_available() -> bool:

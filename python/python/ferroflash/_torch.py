@@ -71,7 +71,7 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, numbers, extras, bias, sink, *tensors):
-        o, lse = forward(split(tensors), numbers, extras, True)
+        o, lse = forward(split(tensors), numbers, extras, True, with_backward=True)
         arrays = () if extras is None else extras[:ARRAYS]
         ctx.save_for_backward(o, lse, *tensors, *arrays)
         ctx.call = numbers, None if extras is None else extras[ARRAYS:], len(tensors)
@@ -120,17 +120,21 @@ def _once(gradients: list, sources: tuple) -> list:
 
 
 def forward(
-    tensors: tuple, numbers: Options, extras: Extras | None, want_lse: bool
+    tensors: tuple,
+    numbers: Options,
+    extras: Extras | None,
+    want_lse: bool,
+    with_backward: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """o, and lse if it is wanted, of q, k and v; no autograd."""
     made, place, views, extra = _read(tensors, numbers, extras)
+    if with_backward and made.no_backward is not None:
+        raise NotImplementedError(f"q, k, v: require a gradient, but {made.no_backward}")
     q, _, v = tensors
     dims = q.shape
     o = q.new_empty((*dims[:-1], v.shape[-1]))
     lse = q.new_empty(lse_dims(dims), dtype=torch.float32) if want_lse else None
-    bytes = made.workspace
-    # Freed to the caching allocator on return, which gives it away again in stream order only.
-    scratch = q.new_empty(bytes, dtype=torch.uint8) if bytes else None
+    scratch = _scratch(q, made.forward_bytes)
     _native.forward(
         made,
         place,
@@ -138,7 +142,7 @@ def forward(
         extra,
         (o.data_ptr(), o.shape, None),
         (lse.data_ptr(), lse.shape, None) if want_lse else None,
-        scratch.data_ptr() if bytes else 0,
+        0 if scratch is None else scratch.data_ptr(),
     )
     return o, lse
 
@@ -165,7 +169,14 @@ def backward(
         None if d_lse is None else _view(d_lse, "d_lse", torch.float32, where),
     )
     results = tuple(None if x is None else (x.data_ptr(), x.shape, x.stride()) for x in outputs)
-    _native.backward(made, place, *views, extra, kept, results)
+    scratch = _scratch(d_o, made.backward_bytes)
+    address = 0 if scratch is None else scratch.data_ptr()
+    _native.backward(made, place, *views, extra, kept, results, address)
+
+
+def _scratch(like: torch.Tensor, size: int) -> torch.Tensor | None:
+    """A workspace, freed on return to the caching allocator, which reuses it in stream order."""
+    return like.new_empty(size, dtype=torch.uint8) if size else None
 
 
 def split(tensors: tuple) -> tuple:
