@@ -23,16 +23,7 @@ def dtype_named(name):
 def check(q, k, v, tolerance=2e-6, alibi_slopes=None, **options):
     """Compares o and lse with the reference."""
     o, lse, mask = call(q, k, v, alibi_slopes=alibi_slopes, return_attn_probs=True, **options)
-    want_o, want_lse = attention(
-        q,
-        k,
-        v,
-        scale=options.get("softmax_scale"),
-        causal=options.get("causal", False),
-        window=options.get("window_size", (-1, -1)),
-        softcap=options.get("softcap", 0.0),
-        slopes=alibi_slopes,
-    )
+    want_o, want_lse = attention(q, k, v, alibi_slopes=alibi_slopes, **options)
     assert mask is None
     assert o.dtype == q.dtype and o.shape == want_o.shape and o.flags.c_contiguous
     assert lse.dtype == np.float32 and lse.shape == want_lse.shape

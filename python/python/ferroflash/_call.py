@@ -153,9 +153,12 @@ def _find_backend(q: Any) -> Any:
         from . import _torch as found
     elif numpy is not None and isinstance(q, (numpy.ndarray, numpy.generic)):
         from . import _numpy as found
+    elif hasattr(q, "__dlpack__") and hasattr(q, "__dlpack_device__"):
+        from . import _dlpack as found
     else:
         kind = type(q).__name__
-        raise TypeError(f"q: is a {kind}, but it must be a torch.Tensor or a numpy.ndarray")
+        needs = "a torch.Tensor, a numpy.ndarray or an array that has __dlpack__"
+        raise TypeError(f"q: is a {kind}, but it must be {needs}")
     _BACKENDS[type(q)] = found
     return found
 

@@ -140,7 +140,7 @@ def with_state(dropout: tuple[float, Any]) -> tuple[float, tuple[int, int]]:
     return probability, seed_and_offset(state)
 
 
-where = np.where
+where, from_dlpack = np.where, np.from_dlpack
 
 
 def detached(array: np.ndarray) -> np.ndarray:

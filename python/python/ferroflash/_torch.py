@@ -208,7 +208,7 @@ def with_state(dropout: tuple[float, Any]) -> tuple[float, tuple[int, int]]:
     return probability, seed_and_offset(state)
 
 
-where = torch.where
+where, from_dlpack = torch.where, torch.from_dlpack
 
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
