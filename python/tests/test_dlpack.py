@@ -59,12 +59,20 @@ def test_bad_input_names_its_argument():
         ferroflash.flash_attn_func(q, k, v, 0.5, return_attn_probs=True)
 
 
-def test_jax():
+@pytest.mark.parametrize("device", ["cpu", "gpu"])
+def test_jax(device):
     jax = pytest.importorskip("jax")
-    arrays = tensors(2, 33, 40, 4, 2, 16)
-    o = ferroflash.flash_attn_func(*(jax.numpy.asarray(x) for x in arrays), causal=True)
-    assert isinstance(o, jax.Array)
-    np.testing.assert_allclose(o, attention(*arrays, causal=True)[0], rtol=1e-5, atol=1e-5)
+    try:
+        place = jax.devices(device)[0]
+    except RuntimeError:
+        pytest.skip(f"JAX has no {device}")
+    kind = jax.numpy.float32 if device == "cpu" else jax.numpy.float16
+    arrays = tensors(2, 33, 40, 4, 2, 64)
+    given = [jax.device_put(x.astype(kind), place) for x in arrays]
+    o = ferroflash.flash_attn_func(*given, causal=True)
+    assert isinstance(o, jax.Array) and o.devices() == {place}
+    limit = 1e-5 if device == "cpu" else 4e-3
+    np.testing.assert_allclose(o, attention(*arrays, causal=True)[0], rtol=limit, atol=limit)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

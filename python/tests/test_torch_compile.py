@@ -12,10 +12,9 @@ DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
 F32 = torch.float32
 
 
-def compiled(call, **options):
-    """`call` traced as one graph; on the CPU without a C++ compiler's help."""
+def compiled(call, backend="aot_eager", **options):
+    """`call` traced as one graph, by default without generating code for it."""
     torch._dynamo.reset()
-    backend = "inductor" if torch.cuda.is_available() else "aot_eager"
     return torch.compile(call, fullgraph=True, backend=backend, **options)
 
 
@@ -126,3 +125,10 @@ def test_operators_keep_their_word():
     none = (None,) * 10
     numbers = (0, 0, None, False, -1, 0, 0.0, False, 0.0)
     torch.library.opcheck(torch.ops.ferroflash.attention, (q, k, v, *none, *numbers))
+
+
+@gpu
+def test_generated_code():
+    q, k, v = tensors(1, 40, 40, 2, 2, 64, device="cuda")
+    call = lambda q, k, v: ferroflash.flash_attn_func(q * 2, k, v, causal=True) + 1
+    torch.testing.assert_close(compiled(call, "inductor")(q, k, v), call(q, k, v))

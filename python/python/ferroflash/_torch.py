@@ -25,7 +25,7 @@ _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream
 def attend(
     tensors: tuple, numbers: Options, extras: Extras | None, want_lse: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """o and lse, which is None if neither the caller nor a backward pass wants it."""
+    """o, and lse if it is wanted."""
     if torch.compiler.is_compiling():
         from . import _torch_ops
 
@@ -37,7 +37,8 @@ def attend(
         extras = extras._replace(dropout=with_state(extras.dropout))
     if torch.is_grad_enabled() and _wants_gradient(tensors, extras):
         bias, sink = (None, None) if extras is None else (extras.bias, extras.sink)
-        return _Attention.apply(numbers, extras, bias, sink, *tensors)
+        result = _Attention.apply(numbers, extras, want_lse, bias, sink, *tensors)
+        return result if want_lse else (result, None)
     return forward(split(tensors), numbers, extras, want_lse)
 
 
@@ -67,26 +68,31 @@ def explain(tensors: tuple, numbers: Options, extras: Extras | None) -> str:
 
 
 class _Attention(torch.autograd.Function):
-    """Attention of q, k, v, or of the tensors that they are packed in."""
+    """Attention of q, k, v, or of the tensors that they are packed in.
+
+    lse is a result only where it is wanted: each one costs microseconds.
+    """
 
     @staticmethod
-    def forward(ctx, numbers, extras, bias, sink, *tensors):
+    def forward(ctx, numbers, extras, want_lse, bias, sink, *tensors):
         o, lse = forward(split(tensors), numbers, extras, True, with_backward=True)
         arrays = () if extras is None else extras[:ARRAYS]
         ctx.save_for_backward(o, lse, *tensors, *arrays)
         ctx.call = numbers, None if extras is None else extras[ARRAYS:], len(tensors)
+        if not want_lse:
+            return o
         ctx.set_materialize_grads(False)
         return o, lse
 
     @staticmethod
-    def backward(ctx, d_o, d_lse):
+    def backward(ctx, d_o, d_lse=None):
         numbers, rest, count = ctx.call
         if d_o is None and d_lse is None:
-            return (None,) * (4 + count)
+            return (None,) * (5 + count)
         o, lse, *saved = ctx.saved_tensors
         tensors = tuple(saved[:count])
         extras = None if rest is None else Extras(*saved[count:], *rest)
-        _, _, wants_bias, wants_sink, *wants = ctx.needs_input_grad
+        _, _, _, wants_bias, wants_sink, *wants = ctx.needs_input_grad
         results = [_gradient(x) if want else None for x, want in zip(tensors, wants)]
         dbias = torch.empty_like(extras.bias) if wants_bias else None
         dsink = torch.empty_like(extras.sink) if wants_sink else None
@@ -97,7 +103,7 @@ class _Attention(torch.autograd.Function):
         results = [dbias, dsink, *results]
         if torch.is_grad_enabled():
             results = _once(results, (d_o, d_lse, *tensors))
-        return None, None, *results
+        return None, None, None, *results
 
 
 class _Once(torch.autograd.Function):
@@ -130,18 +136,20 @@ def forward(
     made, place, views, extra = _read(tensors, numbers, extras)
     if with_backward and made.no_backward is not None:
         raise NotImplementedError(f"q, k, v: require a gradient, but {made.no_backward}")
-    q, _, v = tensors
-    dims = q.shape
-    o = q.new_empty((*dims[:-1], v.shape[-1]))
-    lse = q.new_empty(lse_dims(dims), dtype=torch.float32) if want_lse else None
+    q = tensors[0]
+    dims = views[0][1]
+    o_dims = (*dims[:-1], views[2][1][-1])
+    o = q.new_empty(o_dims)
+    lse_dims = rows_of(dims)
+    lse = q.new_empty(lse_dims, dtype=torch.float32) if want_lse else None
     scratch = _scratch(q, made.forward_bytes)
     _native.forward(
         made,
         place,
         *views,
         extra,
-        (o.data_ptr(), o.shape, None),
-        (lse.data_ptr(), lse.shape, None) if want_lse else None,
+        (o.data_ptr(), o_dims, None),
+        (lse.data_ptr(), lse_dims, None) if want_lse else None,
         0 if scratch is None else scratch.data_ptr(),
     )
     return o, lse
@@ -193,7 +201,7 @@ def _split_gradients(results: list) -> tuple:
     return (*results[:-1], *((None,) * parts if packed is None else packed.unbind(-3)))
 
 
-def lse_dims(q: Any) -> tuple:
+def rows_of(q: Any) -> tuple:
     """[batch, head, row] of q [batch, row, head, channel]; [head, token] where items are packed."""
     return (q[1], q[0]) if len(q) == 3 else (q[0], q[2], q[1])
 
@@ -254,7 +262,7 @@ def _read(tensors: tuple, numbers: Options, extras: Extras | None) -> tuple:
         device, stream = -1, 0
     else:
         raise ValueError(f"q: lies on {where}, but it must lie on a CUDA device or the CPU")
-    views = (
+    views = view_q, view_k, view_v = (
         _view(q, "q", dtype, where),
         _view(k, "k", dtype, where),
         _view(v, "v", dtype, where),
@@ -265,7 +273,7 @@ def _read(tensors: tuple, numbers: Options, extras: Extras | None) -> tuple:
         declared, extra = read_extras(
             extras, lambda x, name, kind: _view(x, name, _KINDS[kind], where)
         )
-    made = plan(number, device, q.shape, k.shape, v.shape, numbers, declared)
+    made = plan(number, device, view_q[1], view_k[1], view_v[1], numbers, declared)
     return made, (stream, False), views, extra
 
 

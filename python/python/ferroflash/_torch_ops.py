@@ -83,7 +83,7 @@ def _attention(
 @_attention.register_fake
 def _(q, k, v, *options):
     o = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    return o, q.new_empty(_torch.lse_dims(q.shape), dtype=torch.float32)
+    return o, q.new_empty(_torch.rows_of(q.shape), dtype=torch.float32)
 
 
 @torch.library.custom_op("ferroflash::attention_backward", mutates_args=())
