@@ -9,9 +9,9 @@ use pyo3::prelude::*;
 use crate::error::exception;
 use crate::plan::Options;
 
-/// `kernel_name(direction, dtype, (causal, deterministic), sizes, device)`: the kernel that a call of these sizes,
-/// `(batch, q_len, kv_len, q_heads, kv_heads, head_dim, value_dim)`, would run; a device of −1 is
-/// the CPU.
+/// `kernel_name(direction, dtype, (causal, deterministic), sizes, device)`: the kernel that a call
+/// of these sizes, `(batch, q_len, kv_len, q_heads, kv_heads, head_dim, value_dim)`, would run; a
+/// device of −1 is the CPU.
 #[pyfunction]
 #[pyo3(signature = (direction, dtype, options, sizes, device, /))]
 pub(crate) fn kernel_name(
