@@ -208,7 +208,7 @@ def _is_top_left(align: str) -> bool:
     return align == "top-left"
 
 
-def _longest(cu_q: Any, cu_k: Any, longest_q: Any, longest_k: Any) -> tuple[int, int] | None:
+def _longest(cu_q: Any, cu_k: Any, longest_q: Any, longest_k: Any) -> tuple[int, int]:
     """The stated maxima of packed items; all four arguments are there or none is."""
     given = {
         "cu_seqlens_q": cu_q,
@@ -218,7 +218,7 @@ def _longest(cu_q: Any, cu_k: Any, longest_q: Any, longest_k: Any) -> tuple[int,
     }
     absent = [name for name, value in given.items() if value is None]
     if len(absent) == 4:
-        return None
+        return 0, 0
     if absent:
         raise ValueError(f"{absent[0]}: must be given, since {given.keys() - set(absent)} are")
     return length(longest_q, "max_seqlen_q"), length(longest_k, "max_seqlen_k")

@@ -32,7 +32,7 @@ class Extras(NamedTuple):
     seqused_q: Any = None
     seqused_k: Any = None
     # (longest q, longest k) of packed items.
-    longest: tuple[int, int] | None = None
+    longest: tuple[int, int] = (0, 0)
     # (probability, state): state is (seed, offset), or None to draw one.
     dropout: tuple[float, Any] | None = None
 
@@ -148,13 +148,20 @@ def read_extras(
 
 
 def _find_backend(q: Any) -> Any:
+    found: Any
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(q, torch.Tensor):
-        from . import _torch as found
+        from . import _torch
+
+        found = _torch
     elif numpy is not None and isinstance(q, (numpy.ndarray, numpy.generic)):
-        from . import _numpy as found
+        from . import _numpy
+
+        found = _numpy
     elif hasattr(q, "__dlpack__") and hasattr(q, "__dlpack_device__"):
-        from . import _dlpack as found
+        from . import _dlpack
+
+        found = _dlpack
     else:
         kind = type(q).__name__
         needs = "a torch.Tensor, a numpy.ndarray or an array that has __dlpack__"

@@ -78,7 +78,7 @@ def _borrow_call(tensors: tuple, extras: Extras | None) -> tuple[Any, tuple, Ext
     if extras is not None:
         fields = zip(extras[:ARRAYS], Extras._fields)
         arrays = [None if x is None else _borrow(x, name, module) for x, name in fields]
-        extras = Extras(*arrays, *extras[ARRAYS:])
+        extras = extras._replace(**dict(zip(Extras._fields, arrays)))
     return module, borrowed, extras
 
 
@@ -97,7 +97,7 @@ def _home(array: Any) -> Callable[[Any], Any]:
     """What makes arrays of the library that `array` is of."""
     namespace = getattr(array, "__array_namespace__", None)
     library = type(array).__module__.partition(".")[0]
-    found = sys.modules.get(library) if namespace is None else namespace()
+    found: Any = sys.modules.get(library) if namespace is None else namespace()
     if not hasattr(found, "from_dlpack"):
         kind = type(array).__name__
         raise TypeError(f"q: is a {kind}, whose library has no from_dlpack to take a result with")

@@ -23,11 +23,11 @@ def attend(
     tensors: tuple, numbers: Options, extras: Extras | None, want_lse: bool
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """o, and lse if it is wanted."""
-    q, _, v = split(tensors)
-    made, views, extra = _read(tensors, numbers, extras)
-    o = np.empty((*q.shape[:-1], v.shape[-1]), q.dtype)
-    lse = np.empty(_lse_dims(q.shape), np.float32) if want_lse else None
-    _native.forward(made, _PLACE, *views, extra, _view(o), _view(lse), 0)
+    made, (q, k, v), extra = _read(tensors, numbers, extras)
+    o = np.empty((*q[1][:-1], v[1][-1]), tensors[0].dtype)
+    lse = np.empty(_lse_dims(q[1]), np.float32) if want_lse else None
+    lse_view = None if lse is None else _view(lse)
+    _native.forward(made, _PLACE, q, k, v, extra, _view(o), lse_view, 0)
     return o, lse
 
 
@@ -41,18 +41,19 @@ def gradients(
     extras: Extras | None,
 ) -> tuple[np.ndarray | None, ...]:
     """dq, dk, dv, dbias and dsink; those of options that were not given are None."""
-    made, views, extra = _read(tensors, numbers, extras)
+    made, (q, k, v), extra = _read(tensors, numbers, extras)
     dtype = _read_view(tensors[0], "q")[1]
     saved = [_read_view(o, "o"), _read_view(d_o, "d_o")]
     for name, (_, had) in zip(("o", "d_o"), saved):
         if had != dtype:
             raise TypeError(f"{name}: must hold {tensors[0].dtype}, as q does")
-    kept = (saved[0][0], _extra_view(lse, "lse", "f4"), saved[1][0])
-    kept = (*kept, None if d_lse is None else _extra_view(d_lse, "d_lse", "f4"))
-    outputs = [np.empty(x.shape, tensors[0].dtype) for x in tensors]
+    d_rows = None if d_lse is None else _extra_view(d_lse, "d_lse", "f4")
+    kept = (saved[0][0], _extra_view(lse, "lse", "f4"), saved[1][0], d_rows)
+    outputs: list[Any] = [np.empty(x.shape, tensors[0].dtype) for x in tensors]
     for given in (extras.bias, extras.sink) if extras else (None, None):
         outputs.append(None if given is None else np.empty(given.shape, np.float32))
-    _native.backward(made, _PLACE, *views, extra, kept, tuple(map(_view, outputs)), 0)
+    views = tuple(None if x is None else _view(x) for x in outputs)
+    _native.backward(made, _PLACE, q, k, v, extra, kept, views, 0)
     return tuple(outputs)
 
 
@@ -120,10 +121,8 @@ def _check_kind(array: Any, name: str) -> None:
         raise TypeError(f"{name}: is a masked array, whose mask attention would not see")
 
 
-def _view(array: np.ndarray | None) -> tuple | None:
+def _view(array: np.ndarray) -> tuple:
     """A contiguous array of our own."""
-    if array is None:
-        return None
     return array.__array_interface__["data"][0], array.shape, None
 
 

@@ -53,7 +53,7 @@ def gradients(
 ) -> tuple[torch.Tensor | None, ...]:
     """dq, dk, dv, dbias and dsink; those of options that were not given are None."""
     given = (None, None) if extras is None else (extras.bias, extras.sink)
-    outputs = [_gradient(x) for x in tensors]
+    outputs: list[torch.Tensor | None] = [_gradient(x) for x in tensors]
     outputs += [None if x is None else torch.empty_like(x) for x in given]
     with torch.no_grad():
         backward(tensors, numbers, extras, (o, lse, d_o, d_lse), outputs)
@@ -133,25 +133,20 @@ def forward(
     with_backward: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """o, and lse if it is wanted, of q, k and v; no autograd."""
-    made, place, views, extra = _read(tensors, numbers, extras)
+    made, place, (q, k, v), extra = _read(tensors, numbers, extras)
     if with_backward and made.no_backward is not None:
         raise NotImplementedError(f"q, k, v: require a gradient, but {made.no_backward}")
-    q = tensors[0]
-    dims = views[0][1]
-    o_dims = (*dims[:-1], views[2][1][-1])
-    o = q.new_empty(o_dims)
-    lse_dims = rows_of(dims)
-    lse = q.new_empty(lse_dims, dtype=torch.float32) if want_lse else None
-    scratch = _scratch(q, made.forward_bytes)
-    _native.forward(
-        made,
-        place,
-        *views,
-        extra,
-        (o.data_ptr(), o_dims, None),
-        (lse.data_ptr(), lse_dims, None) if want_lse else None,
-        0 if scratch is None else scratch.data_ptr(),
-    )
+    like = tensors[0]
+    o_dims = (*q[1][:-1], v[1][-1])
+    o, lse, lse_view = like.new_empty(o_dims), None, None
+    if want_lse:
+        lse_dims = rows_of(q[1])
+        lse = like.new_empty(lse_dims, dtype=torch.float32)
+        lse_view = (lse.data_ptr(), lse_dims, None)
+    scratch = _scratch(like, made.forward_bytes)
+    address = 0 if scratch is None else scratch.data_ptr()
+    o_view = (o.data_ptr(), o_dims, None)
+    _native.forward(made, place, q, k, v, extra, o_view, lse_view, address)
     return o, lse
 
 
@@ -163,7 +158,7 @@ def backward(
     outputs: list,
 ) -> None:
     """Writes dq, dk, dv, dbias and dsink, those that are not None; saved is o, lse, d_o, d_lse."""
-    made, place, views, extra = _read(tensors, numbers, extras)
+    made, place, (q, k, v), extra = _read(tensors, numbers, extras)
     dtype, where = tensors[0].dtype, tensors[0].device
     o, lse, d_o, d_lse = saved
     if d_o.stride(-1) != 1 or d_o.is_neg():
@@ -179,7 +174,7 @@ def backward(
     results = tuple(None if x is None else (x.data_ptr(), x.shape, x.stride()) for x in outputs)
     scratch = _scratch(d_o, made.backward_bytes)
     address = 0 if scratch is None else scratch.data_ptr()
-    _native.backward(made, place, *views, extra, kept, results, address)
+    _native.backward(made, place, q, k, v, extra, kept, results, address)
 
 
 def _scratch(like: torch.Tensor, size: int) -> torch.Tensor | None:

@@ -28,7 +28,7 @@ def attend(tensors: tuple, numbers: Options, extras: Extras | None) -> tuple[_Te
         state = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device="cpu")
     elif state is not None and not isinstance(state, torch.Tensor):
         state = torch.tensor(state, dtype=torch.int64)
-    longest_q, longest_k = extras.longest or (0, 0)
+    longest_q, longest_k = extras.longest
     scale, top_left, left, right, softcap, deterministic = numbers
     if torch.are_deterministic_algorithms_enabled():
         deterministic = True
@@ -74,10 +74,11 @@ def _attention(
     dropout_p: float,
 ) -> tuple[_Tensor, _Tensor]:
     numbers = (softmax_scale, top_left, left, right, softcap, deterministic)
-    arrays = (alibi_slopes, bias, mask, sink, key_lengths)
-    arrays += (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    lengths = (key_lengths, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    arrays = (alibi_slopes, bias, mask, sink, *lengths)
     extras = _extras(arrays, dropout_state, (max_seqlen_q, max_seqlen_k), dropout_p)
-    return _torch.forward((q, k, v), numbers, extras, True)
+    result: Any = _torch.forward((q, k, v), numbers, extras, True)
+    return result
 
 
 @_attention.register_fake
@@ -116,8 +117,8 @@ def _attention_backward(
     dropout_p: float,
 ) -> tuple[_Tensor, _Tensor, _Tensor, _Tensor, _Tensor]:
     numbers = (softmax_scale, top_left, left, right, softcap, deterministic)
-    arrays = (alibi_slopes, bias, mask, sink, key_lengths)
-    arrays += (cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    lengths = (key_lengths, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
+    arrays = (alibi_slopes, bias, mask, sink, *lengths)
     extras = _extras(arrays, dropout_state, (max_seqlen_q, max_seqlen_k), dropout_p)
     outputs = _gradients(q, k, v, bias, sink)
     wanted = [*outputs[:3], None if bias is None else outputs[3]]
@@ -144,7 +145,7 @@ def _extras(arrays: tuple, state: _Maybe, longest: tuple[int, int], dropout_p: f
     if state is None and all(array is None for array in arrays):
         return None
     dropout = _torch.with_state((dropout_p, state)) if dropout_p else None
-    return Extras(*arrays, longest=longest, dropout=dropout)
+    return Extras(*arrays)._replace(longest=longest, dropout=dropout)
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:

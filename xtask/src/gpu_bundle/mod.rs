@@ -117,7 +117,7 @@ fn gather_command(folder: &Path) -> Result<()> {
     copy(&program, &folder.join("bin").join("ferroflash"))
 }
 
-/// The extension, beside the package's Python files where there are any.
+/// The extension, beside the package's Python files where there are any, and their tests.
 fn gather_python(folder: &Path) -> Result<()> {
     let messages = build(&["build", "--package", "ferroflash-python"])?;
     let (name, library) = messages
@@ -139,6 +139,8 @@ fn gather_python(folder: &Path) -> Result<()> {
                 matches!(file.extension().and_then(OsStr::to_str), Some("py" | "pyi" | "typed"))
             };
             copy_folder(&package, &destination, &source)?;
+            let tests = root().join("python").join("tests");
+            copy_folder(&tests, &folder.join("python-tests"), &source)?;
             return copy(&library, &destination.join(module));
         }
     }
