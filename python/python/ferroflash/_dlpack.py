@@ -78,7 +78,8 @@ def _borrow_call(tensors: tuple, extras: Extras | None) -> tuple[Any, tuple, Ext
     if extras is not None:
         fields = zip(extras[:ARRAYS], Extras._fields)
         arrays = [None if x is None else _borrow(x, name, module) for x, name in fields]
-        extras = extras._replace(**dict(zip(Extras._fields, arrays)))
+        given: Any = zip(Extras._fields, arrays)
+        extras = extras._replace(**dict(given))
     return module, borrowed, extras
 
 

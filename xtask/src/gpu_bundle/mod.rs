@@ -64,7 +64,9 @@ pub(crate) fn run() -> Result<()> {
     if has("ferroflash-python") {
         gather_python(&folder)?;
     } else {
-        eprintln!("note: the workspace has no ferroflash-python; stage `bench` will be skipped");
+        eprintln!(
+            "note: the workspace has no ferroflash-python; stages `bench` and `python` will be skipped"
+        );
     }
     let evidence = root().join("fixtures").join("evidence");
     copy_folder(&root().join("fixtures"), &folder.join("fixtures"), &|file| {
