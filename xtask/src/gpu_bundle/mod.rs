@@ -65,7 +65,7 @@ pub(crate) fn run() -> Result<()> {
         gather_python(&folder)?;
     } else {
         eprintln!(
-            "note: the workspace has no ferroflash-python; stages `bench` and `python` will be skipped"
+            "note: the workspace has no ferroflash-python; `bench` and `python` will be skipped"
         );
     }
     let evidence = root().join("fixtures").join("evidence");
