@@ -60,10 +60,7 @@ def flash_attn_func(
     Under torch.autocast, q, k and v are cast to its dtype. float32 runs on the CPU only.
     """
     numbers = options(softmax_scale, causal, window_size, softcap, deterministic)
-    extras = None
-    if dropout_p != 0.0 or alibi_slopes is not None:
-        extras = Extras(alibi_slopes=alibi_slopes, dropout=dropout(dropout_p))
-    return _result((q, k, v), numbers, extras, return_attn_probs)
+    return _result((q, k, v), numbers, _extras(alibi_slopes, dropout_p), return_attn_probs)
 
 
 def flash_attn_qkvpacked_func(
@@ -83,8 +80,7 @@ def flash_attn_qkvpacked_func(
     """
     _check_packed(qkv, "qkv", 5, 3, "[batch, row, 3, head, channel]")
     numbers = options(softmax_scale, causal, window_size, softcap, deterministic)
-    extras = Extras(alibi_slopes=alibi_slopes, dropout=dropout(dropout_p))
-    return _result((qkv,), numbers, extras, return_attn_probs)
+    return _result((qkv,), numbers, _extras(alibi_slopes, dropout_p), return_attn_probs)
 
 
 def flash_attn_kvpacked_func(
@@ -105,8 +101,7 @@ def flash_attn_kvpacked_func(
     """
     _check_packed(kv, "kv", 5, 2, "[batch, row, 2, head, channel]")
     numbers = options(softmax_scale, causal, window_size, softcap, deterministic)
-    extras = Extras(alibi_slopes=alibi_slopes, dropout=dropout(dropout_p))
-    return _result((q, kv), numbers, extras, return_attn_probs)
+    return _result((q, kv), numbers, _extras(alibi_slopes, dropout_p), return_attn_probs)
 
 
 def flash_attn_varlen_func(
@@ -212,6 +207,12 @@ def _result(tensors: tuple, numbers: tuple, extras: Extras | None, return_attn_p
     extras = extras._replace(dropout=module.with_state(extras.dropout))
     o, lse = module.attend(tensors, numbers, extras, True)
     return o, lse, signed_probabilities(module, tensors, numbers, extras)
+
+
+def _extras(slopes: Any, dropout_p: Any) -> Extras | None:
+    if slopes is None and dropout_p == 0.0:
+        return None
+    return Extras(alibi_slopes=slopes, dropout=dropout(dropout_p))
 
 
 def _packed(cumulative: tuple, longest: tuple, slopes: Any, dropout_p: float) -> Extras:

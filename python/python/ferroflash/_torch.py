@@ -54,7 +54,7 @@ def gradients(
     """dq, dk, dv, dbias and dsink; those of options that were not given are None."""
     given = (None, None) if extras is None else (extras.bias, extras.sink)
     outputs: list[torch.Tensor | None] = [_gradient(x) for x in tensors]
-    outputs += [None if x is None else torch.empty_like(x) for x in given]
+    outputs += [None if x is None else _gradient(x) for x in given]
     with torch.no_grad():
         backward(tensors, numbers, extras, (o, lse, d_o, d_lse), outputs)
     return tuple(outputs)
@@ -94,15 +94,15 @@ class _Attention(torch.autograd.Function):
         extras = None if rest is None else Extras(*saved[count:], *rest)
         _, _, _, wants_bias, wants_sink, *wants = ctx.needs_input_grad
         results = [_gradient(x) if want else None for x, want in zip(tensors, wants)]
-        dbias = torch.empty_like(extras.bias) if wants_bias else None
-        dsink = torch.empty_like(extras.sink) if wants_sink else None
+        dbias = _gradient(extras.bias) if wants_bias else None
+        dsink = _gradient(extras.sink) if wants_sink else None
         with torch.no_grad():
             outputs = [*_split_gradients(results), dbias, dsink]
             d_o = torch.zeros_like(o) if d_o is None else d_o
             backward(split(tensors), numbers, extras, (o, lse, d_o, d_lse), outputs)
         results = [dbias, dsink, *results]
         if torch.is_grad_enabled():
-            results = _once(results, (d_o, d_lse, *tensors))
+            results = _once(results, (d_o, d_lse, *saved))
         return None, None, None, *results
 
 
@@ -295,11 +295,16 @@ def _gradient(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.new_empty(tensor.shape)
 
 
+def check_slopes(extras: Extras) -> None:
+    """Refuses slopes whose gradient would be missing."""
+    if extras.alibi_slopes is not None and extras.alibi_slopes.requires_grad:
+        raise ValueError("alibi_slopes: requires a gradient, but it has none; detach() it")
+
+
 def _wants_gradient(tensors: tuple, extras: Extras | None) -> bool:
     try:
         if extras is not None:
-            if extras.alibi_slopes is not None and extras.alibi_slopes.requires_grad:
-                raise ValueError("alibi_slopes: requires a gradient, but it has none; detach() it")
+            check_slopes(extras)
             for extra in (extras.bias, extras.sink):
                 if extra is not None and extra.requires_grad:
                     return True

@@ -22,6 +22,7 @@ _Number = Optional[float]
 def attend(tensors: tuple, numbers: Options, extras: Extras | None) -> tuple[_Tensor, _Tensor]:
     """o and lse, traced as one operator."""
     extras = Extras() if extras is None else extras
+    _torch.check_slopes(extras)
     probability, state = extras.dropout or (0.0, None)
     if probability and state is None:
         # Drawn in the graph, so that every run of it draws anew.
