@@ -116,7 +116,7 @@ fn main() {
     for fault in FAULTS {
         for backend in Backend::ALL {
             trials.push(trial(fault, "forward", backend, fault.forward));
-            if let Some(backward) = fault.backward.filter(|_| !backend.is_gpu()) {
+            if let Some(backward) = fault.backward {
                 trials.push(trial(fault, "backward", backend, backward));
             }
         }
