@@ -6,9 +6,7 @@ use std::time::Instant;
 use clap::Args;
 use ferroflash::cpu::dense::{self, Precision};
 use ferroflash::cpu::tiled;
-use ferroflash::{
-    Attention, Buffer, Device, Dtype, Gradients, Plan, Saved, TensorMut, TensorRef,
-};
+use ferroflash::{Attention, Buffer, Device, Dtype, Gradients, Plan, Saved, TensorMut, TensorRef};
 use half::{bf16, f16};
 use serde::Serialize;
 
