@@ -12,7 +12,7 @@ use crate::call::{Inputs, Tensors};
 use crate::check::Check;
 use crate::failure::Result;
 use crate::file::{Destination, Stored, Written};
-use crate::forward::{Chosen, Results};
+use crate::forward::{Chosen, Purpose, Results};
 use crate::options::{AxisOrder, Options, Sources};
 use crate::progress::Progress;
 use crate::report::{Sizes, Table, print_json, sizes};
@@ -76,7 +76,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
 fn attend<T: Stored>(arguments: &Arguments, inputs: &Inputs) -> Result<()> {
     let attention = arguments.options.attention(inputs.shape)?;
-    let chosen = Chosen::<T>::new(arguments.options.device, &attention)?;
+    let chosen = Chosen::<T>::new(arguments.options.device, &attention, Purpose::Forward)?;
     let names: &[&str] = if arguments.lse { &["o", "lse"] } else { &["o"] };
     let read = arguments.sources.paths();
     let destination = match &arguments.out {

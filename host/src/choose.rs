@@ -1,10 +1,13 @@
 //! Choosing a kernel: which rows of the table could run a call, which does, and why not the others.
 
+use std::cmp::Reverse;
+
 use ferroflash_core::axes::{Direction, Dtype, Family, MaskClass};
 use ferroflash_core::table::{KERNELS, KernelSpec};
 use ferroflash_core::visibility::Visibility;
 
 use crate::attention::{Attention, Layout};
+use crate::cuda::backward::most_blocks;
 use crate::cuda::device::Limits;
 use crate::error::{Error, Result};
 
@@ -69,7 +72,9 @@ pub(crate) fn choose(
         } else if (other.tile.head_dim, other.tile.value_dim)
             == (spec.tile.head_dim, spec.tile.value_dim)
         {
-            format!("would do, but {} needs no wider masks", spec.name)
+            let is_larger = other.shared_bytes < spec.shared_bytes;
+            let more = if is_larger { "has more in flight" } else { "needs no wider masks" };
+            format!("would do, but {} {more}", spec.name)
         } else {
             format!("would do, but {} pads fewer channels", spec.name)
         },
@@ -87,13 +92,17 @@ pub(crate) fn choose(
     Ok(Choice { spec, fallback, reason, rejected })
 }
 
-/// Smaller is better: the family made for the device, then padded channels, then the mask class.
-fn preference(spec: &KernelSpec) -> (u32, u32, MaskClass) {
+/// Smaller is better: the family made for the device, then padded channels, then, of backward
+/// kernels, more shared memory, then the mask class.
+fn preference(spec: &KernelSpec) -> (u32, u32, Reverse<u32>, MaskClass) {
     let family = match spec.family {
         Family::Hopper => 0,
         Family::Portable => 1,
     };
-    (family, spec.tile.head_dim + spec.tile.value_dim, spec.mask)
+    let channels = spec.tile.head_dim + spec.tile.value_dim;
+    // Forward, shared memory follows the mask class.
+    let shared = if spec.direction == Direction::Forward { 0 } else { spec.shared_bytes };
+    (family, channels, Reverse(shared), spec.mask)
 }
 
 /// The mask class a call needs.
@@ -148,10 +157,13 @@ fn obstacle(
             spec.shared_bytes, limits.shared_bytes_per_block
         ));
     }
-    let blocks = tile
-        .q_blocks(shape.q_len)
-        .checked_mul(shape.batch)
-        .and_then(|blocks| blocks.checked_mul(shape.q_heads));
+    let blocks = match spec.direction {
+        Direction::Forward => tile
+            .q_blocks(shape.q_len)
+            .checked_mul(shape.batch)
+            .and_then(|blocks| blocks.checked_mul(shape.q_heads)),
+        _ => most_blocks(shape, spec),
+    };
     if blocks.is_none_or(|blocks| blocks > MAX_BLOCKS) {
         return Some(format!("the grid would have more than {MAX_BLOCKS} blocks; split the batch"));
     }
@@ -185,7 +197,7 @@ fn unsupported(
     let shape = &attention.shape;
     let named = by_name.map(|name| format!(" by kernel {name}")).unwrap_or_default();
     let mut reasons: Vec<&str> = rejected.iter().map(|r| r.reason.as_str()).collect();
-    if direction == Direction::Forward && dtype == Dtype::F32 {
+    if dtype == Dtype::F32 {
         reasons = vec!["GPU kernels compute bf16 and f16; cast the tensors or use the cpu"];
     }
     reasons.sort_unstable();

@@ -2,40 +2,36 @@
 
 use std::fmt::Write as _;
 
-use ferroflash::{Align, Device, Dtype, KERNELS, KernelSpec, Mask, Place, Result, Shape};
-use half::{bf16, f16};
+use ferroflash::{Align, Device, Dtype, KERNELS, KernelSpec, Mask, Place, Shape};
 use pyo3::exceptions::{PyNotImplementedError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::error::exception;
-use crate::plans::Description;
+use crate::plan::Options;
 
-/// `kernel_name(direction, dtype, causal, sizes, device)`: the kernel that a call of these sizes,
-/// `(batch, q_len, kv_len, q_heads, kv_heads, head_dim, value_dim)`, would run; a device of −1 is
-/// the CPU.
+/// `kernel_name(direction, dtype, (causal, deterministic), sizes, device)`: the kernel that a call
+/// of these sizes, `(batch, q_len, kv_len, q_heads, kv_heads, head_dim, value_dim)`, would run; a
+/// device of −1 is the CPU.
 #[pyfunction]
-#[pyo3(signature = (direction, dtype, causal, sizes, device, /))]
+#[pyo3(signature = (direction, dtype, options, sizes, device, /))]
 pub(crate) fn kernel_name(
     py: Python<'_>,
     direction: &str,
     dtype: &str,
-    causal: bool,
+    options: (bool, bool),
     sizes: [usize; 7],
     device: i32,
 ) -> PyResult<String> {
-    match direction {
-        "forward" => {}
-        "backward" => {
-            return Err(PyNotImplementedError::new_err(
-                "direction: there is no backward kernel yet, only forward ones",
-            ));
-        }
+    let (causal, deterministic) = options;
+    let is_backward = match direction {
+        "forward" => false,
+        "backward" => true,
         other => {
             return Err(PyValueError::new_err(format!(
                 "direction: {other:?}, but it must be \"forward\" or \"backward\""
             )));
         }
-    }
+    };
     let dtype = match dtype {
         "bf16" | "bfloat16" => Dtype::Bf16,
         "fp16" | "f16" | "float16" | "half" => Dtype::F16,
@@ -47,22 +43,24 @@ pub(crate) fn kernel_name(
         }
     };
     let [batch, q_len, kv_len, q_heads, kv_heads, head_dim, value_dim] = sizes;
-    let description = Description {
-        shape: Shape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim },
+    let shape = Shape { batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim };
+    let options = Options {
         mask: if causal { Mask::causal(Align::BottomRight) } else { Mask::full() },
-        scale: None,
-        softcap: 0.0,
-        alibi: false,
-        place: usize::try_from(device).map_or(Place::Host, Place::Cuda),
+        deterministic,
+        ..Options::of(shape)
     };
-    let name = py.detach(|| -> Result<String> {
-        Ok(match dtype {
-            Dtype::Bf16 => description.plan::<bf16>()?.explain().kernel.clone(),
-            Dtype::F16 => description.plan::<f16>()?.explain().kernel.clone(),
-            Dtype::F32 => description.plan::<f32>()?.explain().kernel.clone(),
-        })
-    });
-    name.map_err(|error| exception(error, "dtype, head_dim"))
+    let place = usize::try_from(device).map_or(Place::Host, Place::Cuda);
+    let plan = py.detach(|| options.plan(dtype, place));
+    let plan = plan.map_err(|error| exception(error, "dtype, head_dim"))?;
+    let forward = plan.explain();
+    match &forward.backward {
+        _ if !is_backward => Ok(forward.kernel.clone()),
+        Some(backward) => Ok(backward.kernel.clone()),
+        None => Err(PyNotImplementedError::new_err(format!(
+            "direction: {}",
+            forward.no_backward.as_deref().unwrap_or("there is no backward kernel")
+        ))),
+    }
 }
 
 /// Whether there is a usable driver that sees a CUDA device.

@@ -3,32 +3,99 @@
 import numpy as np
 
 
-def attention(q, k, v, scale=None, causal=False, window=(-1, -1), softcap=0.0, slopes=None):
+def attention(q, k, v, **options):
     """o [B, Sq, Hq, Dv] and lse [B, Hq, Sq] of q [B, Sq, Hq, D], k [B, Sk, Hkv, D] and v."""
-    q, k, v = (np.asarray(x, np.float64).transpose(0, 2, 1, 3) for x in (q, k, v))
-    group = q.shape[1] // k.shape[1]
-    k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-    rows, keys = q.shape[2], k.shape[2]
-    scores = q @ k.swapaxes(2, 3) * (q.shape[3] ** -0.5 if scale is None else scale)
+    p, _, lse, _ = _weights(q, k, **options)
+    v = _by_head(v, q.shape[2])
+    return (p @ v).transpose(0, 2, 1, 3), lse
+
+
+def gradients(
+    d_o, q, k, v, d_lse, bias=None, sink=None, softcap=0.0, softmax_scale=None, **options
+):
+    """dq, dk, dv, dbias and dsink, the last two None without bias and sink."""
+    heads, kv_heads = q.shape[2], k.shape[2]
+    options = dict(bias=bias, sink=sink, softcap=softcap, softmax_scale=softmax_scale, **options)
+    p, p_sink, _, capped = _weights(q, k, **options)
+    q64, k64, v64, d_o = (_by_head(x, heads) for x in (q, k, v, d_o))
+    d_p = d_o @ v64.swapaxes(2, 3)
+    # The gradient of a row's scores less their weighted mean; lse adds its own to the mean.
+    delta = (p * d_p).sum(3, keepdims=True) - np.asarray(d_lse, np.float64)[..., None]
+    d_s = p * (d_p - delta)
+    dbias = dsink = None
+    if bias is not None:
+        axes = tuple(axis for axis in range(3) if bias.shape[axis] == 1)
+        dbias = d_s.sum(axes, keepdims=True)
+    if sink is not None:
+        dsink = -(p_sink * delta).sum((0, 2, 3))
     if softcap:
-        scores = softcap * np.tanh(scores / softcap)
-    # Distance of key j from the diagonal of row i, which ends at the last key.
-    distance = np.arange(keys) - (np.arange(rows)[:, None] + keys - rows)
-    if slopes is not None:
-        scores = scores - np.atleast_2d(slopes)[..., None, None] * np.abs(distance)
-    left, right = window
+        d_s = d_s * (1.0 - (capped / softcap) ** 2)
+    d_s = d_s * (q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale)
+    grouped = lambda x: _of_groups(x, kv_heads).transpose(0, 2, 1, 3)
+    dq = (d_s @ k64).transpose(0, 2, 1, 3)
+    return dq, grouped(d_s.swapaxes(2, 3) @ q64), grouped(p.swapaxes(2, 3) @ d_o), dbias, dsink
+
+
+def _weights(
+    q,
+    k,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    align="bottom-right",
+    softcap=0.0,
+    alibi_slopes=None,
+    bias=None,
+    mask=None,
+    sink=None,
+    key_lengths=None,
+):
+    """Weights [B, Hq, Sq, Sk], the sink's, lse, and the scores after the cap."""
+    q, k = _by_head(q, q.shape[2]), _by_head(k, q.shape[2])
+    rows, keys = q.shape[2], k.shape[2]
+    capped = q @ k.swapaxes(2, 3) * (q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale)
+    if softcap:
+        capped = softcap * np.tanh(capped / softcap)
+    scores, row, key = capped, np.arange(rows)[:, None], np.arange(keys)
+    if alibi_slopes is not None:
+        slopes = np.atleast_2d(alibi_slopes)[..., None, None]
+        scores = scores - slopes * np.abs(row + keys - rows - key)
+    if bias is not None:
+        scores = scores + bias
+    # Distance of key j from the diagonal of row i, which ends at the last key or at key i.
+    distance = key - row - (0 if align == "top-left" else keys - rows)
+    left, right = window_size
     right = 0 if causal else right
-    visible = np.ones((rows, keys), bool)
+    visible = np.ones(scores.shape, bool)
     visible &= distance >= -left if left >= 0 else True
     visible &= distance <= right if right >= 0 else True
+    if mask is not None:
+        visible = visible & mask
+    if key_lengths is not None:
+        visible = visible & (key < np.asarray(key_lengths)[:, None, None, None])
     scores = np.where(visible, scores, -np.inf)
-    highest = scores.max(axis=3, keepdims=True, initial=-np.inf)
-    p = np.exp(scores - np.where(np.isfinite(highest), highest, 0.0))
-    total = p.sum(axis=3, keepdims=True)
+    extra = np.full(q.shape[1], -np.inf) if sink is None else np.asarray(sink, np.float64)
+    extra = np.broadcast_to(extra[None, :, None, None], (*scores.shape[:3], 1))
+    highest = np.maximum(scores.max(axis=3, keepdims=True, initial=-np.inf), extra)
+    highest = np.where(np.isfinite(highest), highest, 0.0)
+    p, p_sink = np.exp(scores - highest), np.exp(extra - highest)
+    total = p.sum(axis=3, keepdims=True) + p_sink
     with np.errstate(divide="ignore"):
-        lse = (np.log(total) + np.where(np.isfinite(highest), highest, 0.0))[..., 0]
-    o = p / np.where(total > 0.0, total, 1.0) @ v
-    return o.transpose(0, 2, 1, 3), lse
+        lse = (np.log(total) + highest)[..., 0]
+    total = np.where(total > 0.0, total, 1.0)
+    return p / total, p_sink / total, lse, capped
+
+
+def _by_head(x, heads):
+    """[B, S, H, D] as float64 [B, heads, S, D], each head of x repeated for its group."""
+    x = np.asarray(x, np.float64).transpose(0, 2, 1, 3)
+    return np.repeat(x, heads // x.shape[1], axis=1)
+
+
+def _of_groups(x, kv_heads):
+    """[B, Hq, S, D] summed over the groups of query heads of each KV head."""
+    batch, heads, *rest = x.shape
+    return x.reshape(batch, kv_heads, heads // kv_heads, *rest).sum(2)
 
 
 def tensors(batch, q_len, kv_len, q_heads, kv_heads, dim, value_dim=None, seed=0):

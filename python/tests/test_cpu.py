@@ -4,10 +4,9 @@ import subprocess
 import sys
 import threading
 
+import ferroflash
 import numpy as np
 import pytest
-
-import ferroflash
 from reference import attention, tensors
 
 call = ferroflash.flash_attn_func
@@ -24,16 +23,7 @@ def dtype_named(name):
 def check(q, k, v, tolerance=2e-6, alibi_slopes=None, **options):
     """Compares o and lse with the reference."""
     o, lse, mask = call(q, k, v, alibi_slopes=alibi_slopes, return_attn_probs=True, **options)
-    want_o, want_lse = attention(
-        q,
-        k,
-        v,
-        scale=options.get("softmax_scale"),
-        causal=options.get("causal", False),
-        window=options.get("window_size", (-1, -1)),
-        softcap=options.get("softcap", 0.0),
-        slopes=alibi_slopes,
-    )
+    want_o, want_lse = attention(q, k, v, alibi_slopes=alibi_slopes, **options)
     assert mask is None
     assert o.dtype == q.dtype and o.shape == want_o.shape and o.flags.c_contiguous
     assert lse.dtype == np.float32 and lse.shape == want_lse.shape
@@ -174,8 +164,12 @@ BAD = {
     "heads": (ValueError, "q", dict(q=Q[:, :, :3])),
     "kv heads": (ValueError, "v", dict(v=V[:, :, :1])),
     "channels": (ValueError, "q", dict(q=np.zeros((2, 6, 4, 16), np.float32)[..., ::2])),
-    "part of an element": (ValueError, "q", dict(q=np.zeros(2, "f4,i1")["f0"].reshape(2, 1, 1, 1))),
-    "dropout_p": (NotImplementedError, "dropout_p", dict(dropout_p=0.1)),
+    "part of an element": (
+        ValueError,
+        "q",
+        dict(zip("qkv", [np.zeros(2, "f4,i1")["f0"].reshape(2, 1, 1, 1)] * 3)),
+    ),
+    "dropout_p": (ValueError, "dropout_p", dict(dropout_p="0.1")),
     "dropout_p range": (ValueError, "dropout_p", dict(dropout_p=1.5)),
     "dropout_p nan": (ValueError, "dropout_p", dict(dropout_p=float("nan"))),
     "scale nan": (ValueError, "softmax_scale", dict(softmax_scale=float("nan"))),
@@ -219,9 +213,11 @@ def test_kernel_name_and_explain():
     )
     assert name.startswith("cpu")
     assert ferroflash.kernel_name(dtype=np.dtype(np.float16), device=-1) == name
-    assert name in ferroflash.explain(Q, K, V, causal=True)
+    backward = ferroflash.kernel_name(direction="backward", device=-1)
+    assert backward.startswith("cpu") and backward != name
+    words = ferroflash.explain(Q, K, V, causal=True)
+    assert name in words and backward in words
     for kind, argument, changes in (
-        (NotImplementedError, "direction", dict(direction="backward")),
         (ValueError, "direction", dict(direction="sideways")),
         (ValueError, "dtype", dict(dtype="int8")),
         (ValueError, "q", dict(q_heads=3, kv_heads=2)),

@@ -15,7 +15,7 @@ use crate::attend::compare;
 use crate::call::{Axes, Tensors};
 use crate::failure::{Failure, Result};
 use crate::file::Stored;
-use crate::forward::Chosen;
+use crate::forward::{Chosen, Purpose};
 use crate::options::DeviceChoice;
 use crate::report::{Table, sizes};
 
@@ -124,7 +124,7 @@ fn semantics(dtype: Dtype) -> Manifest {
 
 fn observe<T: Stored>(choice: DeviceChoice, observed: &mut Record) -> Result<()> {
     let attention = Attention::new(SHAPE).mask(Mask::causal(Align::BottomRight));
-    let chosen = Chosen::<T>::new(choice, &attention)?;
+    let chosen = Chosen::<T>::new(choice, &attention, Purpose::Forward)?;
     let explanation = chosen.explanation();
     observed.manifest.driver = Some(driver(choice));
     observed.manifest.device = Some(explanation.device);

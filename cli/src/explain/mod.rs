@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::call::Inputs;
 use crate::failure::{Failure, Result, one_line};
 use crate::file::{Safetensors, Stored};
-use crate::forward::Chosen;
+use crate::forward::{Chosen, Purpose};
 use crate::options::{AxisOrder, Options};
 use crate::report::{print, print_json};
 
@@ -119,7 +119,7 @@ struct Report {
 
 fn explain<T: Stored>(arguments: &Arguments, shape: Shape) -> Result<()> {
     let attention = arguments.options.attention(shape)?;
-    let chosen = Chosen::<T>::new(arguments.options.device, &attention)?;
+    let chosen = Chosen::<T>::new(arguments.options.device, &attention, Purpose::Explanation)?;
     let explanation = chosen.explanation();
     let named = arguments.device_model.as_deref().map(device_named).transpose()?;
     let is_named = named.is_some();

@@ -26,7 +26,7 @@ use ferroflash_core::fragment::Fragment;
 use ferroflash_core::params::PortableForwardParams;
 use ferroflash_core::schedule::divide;
 use ferroflash_core::swizzle::PanelLayout;
-use ferroflash_core::tile::{SharedPlan, TileShape, Tiling};
+use ferroflash_core::tile::{ForwardTiling, SharedPlan, TileShape};
 use ferroflash_core::visibility::Visibility;
 
 use super::softmax::{ThreadRows, advance, finish};
@@ -34,7 +34,7 @@ use crate::ptx::async_copy::{commit_group, wait_group};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::{dynamic_shared, store_global_f32, store_shared_u32};
 use crate::ptx::thread::{block_idx_x, opaque, sync_threads, thread_idx_x};
-use crate::tile::{LaneAddress, Rows, copy_tile, write_tile};
+use crate::tile::{LaneAddress, Rows, accumulate, copy_tile, write_tile};
 
 /// Threads of a block: four warps, whatever the tile.
 const THREADS: u32 = 128;
@@ -49,7 +49,7 @@ struct Ring {
     shared: u32,
 }
 
-impl<T: Tiling, E: MatrixElement> Kernel<T, E> {
+impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
     const TILE: TileShape = T::SHAPE;
     const PLAN: SharedPlan = SharedPlan::portable_forward(T::SHAPE);
     const Q: PanelLayout = T::SHAPE.q_layout();
@@ -217,27 +217,6 @@ const fn fragment_row(row: usize) -> u32 {
     (row / 2 * 16 + row % 2 * 8) as u32
 }
 
-/// Adds `a · b` to the four accumulator values at `first`.
-#[inline(always)]
-unsafe fn accumulate<E: MatrixElement, F: Fragment>(
-    accumulator: &mut F,
-    first: usize,
-    a: [u32; 4],
-    b: [u32; 2],
-) {
-    let c = [
-        accumulator.at(first),
-        accumulator.at(first + 1),
-        accumulator.at(first + 2),
-        accumulator.at(first + 3),
-    ];
-    let c = E::mma(a, b, c);
-    *accumulator.at_mut(first) = c[0];
-    *accumulator.at_mut(first + 1) = c[1];
-    *accumulator.at_mut(first + 2) = c[2];
-    *accumulator.at_mut(first + 3) = c[3];
-}
-
 /// Which rows of which head a block owns; made afresh at the end, as [`Warp`] is.
 struct Head {
     batch: u32,
@@ -270,7 +249,7 @@ struct Warp {
 
 impl Warp {
     #[inline(always)]
-    fn of<T: Tiling>(thread: u32) -> Self {
+    fn of<T: ForwardTiling>(thread: u32) -> Self {
         let thread = opaque(thread);
         Self { lane: thread % 32, first_row: thread / 32 * T::SHAPE.rows_per_warp() }
     }
@@ -296,7 +275,9 @@ fn block_keys_end<M: MaskKind>(visible: &Visibility, first_row: u32, q_rows: u32
 /// Launched as the kernel table says, with one block for each of the schedule's and with tensors as
 /// the parameters describe them.
 #[inline(always)]
-pub unsafe fn block<T: Tiling, E: MatrixElement, M: MaskKind>(params: &PortableForwardParams) {
+pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
+    params: &PortableForwardParams,
+) {
     const { Kernel::<T, E>::CHECKED };
     let tile = T::SHAPE;
     let plan = Kernel::<T, E>::PLAN;

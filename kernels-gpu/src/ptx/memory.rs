@@ -29,6 +29,30 @@ pub unsafe fn load_global_u16(address: u64) -> u16 {
     value
 }
 
+/// `ld.global.nc.f32` (PTX ISA, "ld.global.nc"): a value that no one writes during the kernel.
+///
+/// # Safety
+/// `address` is aligned to 4 and readable.
+#[inline(always)]
+pub unsafe fn load_global_f32(address: u64) -> f32 {
+    let value: f32;
+    ptx_asm!("ld.global.nc.f32 {0}, [{1}];", out(reg32) value, in(reg64) address,
+        options(nostack, readonly));
+    value
+}
+
+/// `ld.global.nc.v4.u32` (PTX ISA, "ld.global.nc"): 16 bytes that no one writes during the kernel.
+///
+/// # Safety
+/// `address` is aligned to 16 and readable.
+#[inline(always)]
+pub unsafe fn load_global_v4(address: u64) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    ptx_asm!("ld.global.nc.v4.u32 {{{0}, {1}, {2}, {3}}}, [{4}];", out(reg32) a, out(reg32) b,
+        out(reg32) c, out(reg32) d, in(reg64) address, options(nostack, readonly));
+    [a, b, c, d]
+}
+
 /// `st.global.u16` (PTX ISA, "st").
 ///
 /// # Safety
@@ -87,6 +111,42 @@ pub unsafe fn store_shared_v4(address: u32, value: [u32; 4]) {
         options(nostack));
 }
 
+/// `red.relaxed.gpu.global.add.v4.f32` (PTX ISA, "red"): adds to four values, each by itself.
+///
+/// # Safety
+/// `address` is aligned to 16; every thread that touches the values during the kernel does so by
+/// atomics.
+#[inline(always)]
+pub unsafe fn add_global_v4_f32(address: u64, values: [f32; 4]) {
+    ptx_asm!("red.relaxed.gpu.global.add.v4.f32 [{0}], {{{1}, {2}, {3}, {4}}};",
+        in(reg64) address, in(reg32) values[0], in(reg32) values[1], in(reg32) values[2],
+        in(reg32) values[3], options(nostack));
+}
+
+/// `red.release.gpu.global.add.u32` (PTX ISA, "red"): adds, after all writes that this thread has
+/// made or, through a barrier, seen.
+///
+/// # Safety
+/// `address` is aligned to 4; every thread that touches it during the kernel does so by atomics.
+#[inline(always)]
+pub unsafe fn release_add_global_u32(address: u64, value: u32) {
+    ptx_asm!("red.release.gpu.global.add.u32 [{0}], {1};", in(reg64) address, in(reg32) value,
+        options(nostack));
+}
+
+/// `ld.acquire.gpu.global.u32` (PTX ISA, "ld"): with what was written before the releases that
+/// made the value.
+///
+/// # Safety
+/// `address` is aligned to 4 and readable.
+#[inline(always)]
+pub unsafe fn load_acquire_global_u32(address: u64) -> u32 {
+    let value: u32;
+    ptx_asm!("ld.acquire.gpu.global.u32 {0}, [{1}];", out(reg32) value, in(reg64) address,
+        options(nostack));
+    value
+}
+
 /// `atom.relaxed.gpu.global.add.u32` (PTX ISA, "atom"): adds, and returns what was there.
 ///
 /// # Safety
@@ -99,6 +159,28 @@ pub unsafe fn fetch_add_global_u32(address: u64, value: u32) -> u32 {
     old
 }
 
+/// `red.relaxed.gpu.global.add.f32` (PTX ISA, "red"): adds, and returns nothing.
+///
+/// # Safety
+/// As [`fetch_add_global_u32`].
+#[inline(always)]
+pub unsafe fn add_global_f32(address: u64, value: f32) {
+    ptx_asm!("red.relaxed.gpu.global.add.f32 [{0}], {1};", in(reg64) address, in(reg32) value,
+        options(nostack));
+}
+
+/// `ld.shared.v2.f32` (PTX ISA, "ld"): 8 bytes.
+///
+/// # Safety
+/// `address` is aligned to 8 and inside the block's shared memory.
+#[inline(always)]
+pub unsafe fn load_shared_v2_f32(address: u32) -> [f32; 2] {
+    let (a, b): (f32, f32);
+    ptx_asm!("ld.shared.v2.f32 {{{0}, {1}}}, [{2}];", out(reg32) a, out(reg32) b,
+        in(reg32) address, options(nostack));
+    [a, b]
+}
+
 /// `ld.shared.u16` (PTX ISA, "ld").
 ///
 /// # Safety
@@ -107,6 +189,17 @@ pub unsafe fn fetch_add_global_u32(address: u64, value: u32) -> u32 {
 pub unsafe fn load_shared_u16(address: u32) -> u16 {
     let value: u16;
     ptx_asm!("ld.shared.u16 {0}, [{1}];", out(reg16) value, in(reg32) address, options(nostack));
+    value
+}
+
+/// `ld.shared.u32` (PTX ISA, "ld").
+///
+/// # Safety
+/// `address` is aligned to 4 and inside the block's shared memory.
+#[inline(always)]
+pub unsafe fn load_shared_u32(address: u32) -> u32 {
+    let value: u32;
+    ptx_asm!("ld.shared.u32 {0}, [{1}];", out(reg32) value, in(reg32) address, options(nostack));
     value
 }
 

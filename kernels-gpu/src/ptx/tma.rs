@@ -53,6 +53,22 @@ pub unsafe fn load_box(shared: u32, map: u64, barrier: u32, coordinates: [u32; 4
     );
 }
 
+/// `cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes` (PTX ISA, "cp.async.bulk"):
+/// starts copying `bytes` from `source` to `shared`, which count against `barrier`.
+///
+/// # Safety
+/// Both addresses and `bytes` are multiples of 16; the source is readable; the target is in the
+/// block's shared memory, which no one reads or writes until the barrier's phase has ended; the
+/// barrier expects the bytes.
+#[inline(always)]
+pub unsafe fn load_bytes(shared: u32, source: u64, bytes: u32, barrier: u32) {
+    ptx_asm!(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [{0}], [{1}], {2}, \
+         [{3}];",
+        in(reg32) shared, in(reg64) source, in(reg32) bytes, in(reg32) barrier, options(nostack)
+    );
+}
+
 /// `cp.async.bulk.tensor.4d.global.shared::cta.bulk_group` (PTX ISA, "cp.async.bulk.tensor"):
 /// starts writing the box at `coordinates` from `shared`; what lies outside the tensor is not
 /// written.

@@ -119,6 +119,24 @@ pub trait Product<E>: Accumulator {
     /// As [`Product::start`].
     unsafe fn add(&mut self, a: Operand, b: Operand);
 
+    /// `self = aᵀ · b`, both operands with rows as k.
+    ///
+    /// # Safety
+    /// As [`Product::start`].
+    unsafe fn start_rows(&mut self, a: Operand, b: Operand);
+
+    /// `self += aᵀ · b`, both operands with rows as k.
+    ///
+    /// # Safety
+    /// As [`Product::start`].
+    unsafe fn add_rows(&mut self, a: Operand, b: Operand);
+
+    /// `self += a · b`, a with columns as k, b with rows as k.
+    ///
+    /// # Safety
+    /// As [`Product::start`].
+    unsafe fn add_columns_rows(&mut self, a: Operand, b: Operand);
+
     /// `self += a · b`, a from registers (a packed accumulator), b with rows as k.
     ///
     /// # Safety
@@ -161,41 +179,27 @@ macro_rules! product {
         impl Product<$element> for [f32; $n / 2] {
             #[inline(always)]
             unsafe fn start(&mut self, a: Operand, b: Operand) {
-                ptx_asm!(
-                    "{{",
-                    ".reg .pred accumulate;",
-                    "setp.ne.b32 accumulate, 0, 0;",
-                    concat!(
-                        "wgmma.mma_async.sync.aligned.m64n", $n, "k16.f32.", $name, ".", $name,
-                        " {{{}, {}, {}, {}", $(four!($group),)* "}}, {}, {}, ",
-                        "accumulate, 1, 1, 0, 0;"
-                    ),
-                    "}}",
-                    out(reg32) self[0], out(reg32) self[1], out(reg32) self[2], out(reg32) self[3],
-                    $(out(reg32) self[4 * $group], out(reg32) self[4 * $group + 1],
-                    out(reg32) self[4 * $group + 2], out(reg32) self[4 * $group + 3],)*
-                    in(reg64) a.bits(), in(reg64) b.bits(), options(nostack)
-                );
+                shared_product!(self, a, b, out, "ne", $name, "0, 0", $n: $($group)*);
             }
 
             #[inline(always)]
             unsafe fn add(&mut self, a: Operand, b: Operand) {
-                ptx_asm!(
-                    "{{",
-                    ".reg .pred accumulate;",
-                    "setp.eq.b32 accumulate, 0, 0;",
-                    concat!(
-                        "wgmma.mma_async.sync.aligned.m64n", $n, "k16.f32.", $name, ".", $name,
-                        " {{{}, {}, {}, {}", $(four!($group),)* "}}, {}, {}, ",
-                        "accumulate, 1, 1, 0, 0;"
-                    ),
-                    "}}",
-                    inout(reg32) self[0], inout(reg32) self[1],
-                    inout(reg32) self[2], inout(reg32) self[3],
-                    $(inout(reg32) self[4 * $group], inout(reg32) self[4 * $group + 1],
-                    inout(reg32) self[4 * $group + 2], inout(reg32) self[4 * $group + 3],)*
-                    in(reg64) a.bits(), in(reg64) b.bits(), options(nostack)
-                );
+                shared_product!(self, a, b, inout, "eq", $name, "0, 0", $n: $($group)*);
+            }
+
+            #[inline(always)]
+            unsafe fn start_rows(&mut self, a: Operand, b: Operand) {
+                shared_product!(self, a, b, out, "ne", $name, "1, 1", $n: $($group)*);
+            }
+
+            #[inline(always)]
+            unsafe fn add_rows(&mut self, a: Operand, b: Operand) {
+                shared_product!(self, a, b, inout, "eq", $name, "1, 1", $n: $($group)*);
+            }
+
+            #[inline(always)]
+            unsafe fn add_columns_rows(&mut self, a: Operand, b: Operand) {
+                shared_product!(self, a, b, inout, "eq", $name, "0, 1", $n: $($group)*);
             }
 
             #[inline(always)]
@@ -222,8 +226,35 @@ macro_rules! product {
     };
 }
 
+/// The instruction with both operands in shared memory: `$access` is how it takes its accumulators,
+/// `$compares` of 0 with 0 whether it adds to them, `$transposed` which operands have rows as k.
+macro_rules! shared_product {
+    (
+        $sums:ident, $a:ident, $b:ident, $access:ident, $compares:literal, $name:literal,
+        $transposed:literal, $n:literal: $($group:literal)*
+    ) => {
+        ptx_asm!(
+            "{{",
+            ".reg .pred accumulate;",
+            concat!("setp.", $compares, ".b32 accumulate, 0, 0;"),
+            concat!(
+                "wgmma.mma_async.sync.aligned.m64n", $n, "k16.f32.", $name, ".", $name,
+                " {{{}, {}, {}, {}", $(four!($group),)* "}}, {}, {}, ",
+                "accumulate, 1, 1, ", $transposed, ";"
+            ),
+            "}}",
+            $access(reg32) $sums[0], $access(reg32) $sums[1],
+            $access(reg32) $sums[2], $access(reg32) $sums[3],
+            $($access(reg32) $sums[4 * $group], $access(reg32) $sums[4 * $group + 1],
+            $access(reg32) $sums[4 * $group + 2], $access(reg32) $sums[4 * $group + 3],)*
+            in(reg64) $a.bits(), in(reg64) $b.bits(), options(nostack)
+        )
+    };
+}
+
 // N: its groups of eight columns after the first.
 products! {
+    32: 1 2 3;
     64: 1 2 3 4 5 6 7;
     80: 1 2 3 4 5 6 7 8 9;
     96: 1 2 3 4 5 6 7 8 9 10 11;

@@ -1,32 +1,65 @@
-"""The native half; private to the package. `python/src/call.rs` says more."""
+"""The native half; private to the package. `python/src/plan.rs` and `call.rs` say more."""
 
-from typing import Optional
+from typing import Any, Self
+
+from typing_extensions import TypeAlias
 
 # (address, dimensions, strides); strides of None are contiguous ones.
-_Tensor = tuple[int, tuple[int, ...], Optional[tuple[int, ...]]]
-# (dtype: 0 bf16, 1 f16, 2 f32; CUDA ordinal or -1; CUstream; whether strides count bytes)
-_Where = tuple[int, int, int, bool]
-# (softmax_scale, causal, left, right, softcap, alibi_slopes)
-_Options = tuple[Optional[float], bool, int, int, float, Optional[_Tensor]]
+_Tensor: TypeAlias = tuple[int, tuple[int, ...], tuple[int, ...] | None]
+# (CUstream, whether strides count bytes)
+_Where: TypeAlias = tuple[int, bool]
+# (softmax_scale, top_left, left, right, softcap, deterministic)
+_Options: TypeAlias = tuple[float | None, bool, int, int, float, bool]
 
 __version__: str
 
+class Plan:
+    """One kind of call, validated, with its kernels."""
+
+    forward_bytes: int
+    backward_bytes: int
+    no_backward: str | None
+    def __new__(
+        cls,
+        dtype: int,
+        device: int,
+        q: tuple[int, ...],
+        k: tuple[int, ...],
+        v: tuple[int, ...],
+        options: _Options,
+        declared: tuple[Any, ...] | None,
+        /,
+    ) -> Self: ...
+    def explain(self) -> str: ...
+
 def forward(
+    plan: Plan,
+    place: _Where,
     q: _Tensor,
     k: _Tensor,
     v: _Tensor,
-    output: tuple[int, int, int],
-    place: _Where,
-    options: _Options,
+    options: tuple[_Tensor | None, ...] | None,
+    o: _Tensor,
+    lse: _Tensor | None,
+    workspace: int,
     /,
 ) -> None: ...
-def explain(
-    q: _Tensor, k: _Tensor, v: _Tensor, place: _Where, options: _Options, /
-) -> str: ...
+def backward(
+    plan: Plan,
+    place: _Where,
+    q: _Tensor,
+    k: _Tensor,
+    v: _Tensor,
+    options: tuple[_Tensor | None, ...] | None,
+    saved: tuple[_Tensor, _Tensor, _Tensor, _Tensor | None],
+    gradients: tuple[_Tensor | None, ...],
+    workspace: int,
+    /,
+) -> None: ...
 def kernel_name(
     direction: str,
     dtype: str,
-    causal: bool,
+    options: tuple[bool, bool],
     sizes: tuple[int, int, int, int, int, int, int],
     device: int,
     /,

@@ -3,57 +3,92 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
 from . import _native
+from ._call import Extras, Options, plan, read_extras, seed_and_offset
 
 _ORDER = "<" if sys.byteorder == "little" else ">"
 # Element types as the native side numbers them, by numpy's type string.
 _DTYPES = {_ORDER + "f2": 1, _ORDER + "f4": 2}
 _BFLOAT16 = 0
+_KINDS = {"f4": (_ORDER + "f4", "float32"), "i4": (_ORDER + "i4", "int32"), "b1": ("|b1", "bool")}
+# The CPU has no stream; numpy's strides count bytes.
+_PLACE = (0, True)
 
 
-def forward(
-    q: Any, k: Any, v: Any, options: tuple, slopes: Any, want_lse: bool
-) -> tuple[np.ndarray, Optional[np.ndarray]]:
+def attend(
+    tensors: tuple, numbers: Options, extras: Extras | None, want_lse: bool
+) -> tuple[np.ndarray, np.ndarray | None]:
     """o, and lse if it is wanted."""
-    views, place, options = _call(q, k, v, options, slopes)
-    (batch, rows, heads, _), value_dim = views[0][1], views[2][1][3]
-    o = np.empty((batch, rows, heads, value_dim), q.dtype)
-    lse = np.empty((batch, heads, rows), np.float32) if want_lse else None
-    output = (_address(o), 0 if lse is None else _address(lse), 0)
-    _native.forward(*views, output, place, options)
+    made, (q, k, v), extra = _read(tensors, numbers, extras)
+    o = np.empty((*q[1][:-1], v[1][-1]), tensors[0].dtype)
+    lse = np.empty(_lse_dims(q[1]), np.float32) if want_lse else None
+    lse_view = None if lse is None else _view(lse)
+    _native.forward(made, _PLACE, q, k, v, extra, _view(o), lse_view, 0)
     return o, lse
 
 
-def explain(q: Any, k: Any, v: Any, options: tuple, slopes: Any) -> str:
-    """What `forward` would do, in words."""
-    views, place, options = _call(q, k, v, options, slopes)
-    return _native.explain(*views, place, options)
+def gradients(
+    d_o: Any,
+    tensors: tuple,
+    o: Any,
+    lse: Any,
+    d_lse: Any,
+    numbers: Options,
+    extras: Extras | None,
+) -> tuple[np.ndarray | None, ...]:
+    """dq, dk, dv, dbias and dsink; those of options that were not given are None."""
+    made, (q, k, v), extra = _read(tensors, numbers, extras)
+    dtype = _read_view(tensors[0], "q")[1]
+    saved = [_read_view(o, "o"), _read_view(d_o, "d_o")]
+    for name, (_, had) in zip(("o", "d_o"), saved):
+        if had != dtype:
+            raise TypeError(f"{name}: must hold {tensors[0].dtype}, as q does")
+    d_rows = None if d_lse is None else _extra_view(d_lse, "d_lse", "f4")
+    kept = (saved[0][0], _extra_view(lse, "lse", "f4"), saved[1][0], d_rows)
+    outputs: list[Any] = [np.empty(x.shape, tensors[0].dtype) for x in tensors]
+    for given in (extras.bias, extras.sink) if extras else (None, None):
+        outputs.append(None if given is None else np.empty(given.shape, np.float32))
+    views = tuple(None if x is None else _view(x) for x in outputs)
+    _native.backward(made, _PLACE, q, k, v, extra, kept, views, 0)
+    return tuple(outputs)
 
 
-def _call(q: Any, k: Any, v: Any, options: tuple, slopes: Any) -> tuple:
-    """Views of q, k and v, the place and the options, as the native side takes them."""
-    view_q, dtype = _view(q, "q")
-    view_k, dtype_k = _view(k, "k")
-    view_v, dtype_v = _view(v, "v")
+def explain(tensors: tuple, numbers: Options, extras: Extras | None) -> str:
+    """What `attend` would do, in words."""
+    return _read(tensors, numbers, extras)[0].explain()
+
+
+def split(tensors: tuple) -> tuple:
+    """q, k and v, of which some may be packed into one array along its third axis from the end."""
+    if len(tensors) == 3:
+        return tensors
+    packed = tensors[-1]
+    return (*tensors[:-1], *(packed[..., i, :, :] for i in range(packed.shape[-3])))
+
+
+def _read(tensors: tuple, numbers: Options, extras: Extras | None) -> tuple:
+    """The plan, and views of q, k, v and of the extras, as the native side takes them."""
+    for array, name in zip(tensors, ("q", "k", "v")):
+        _check_kind(array, name)
+    q, k, v = split(tensors)
+    view_q, dtype = _read_view(q, "q")
+    view_k, dtype_k = _read_view(k, "k")
+    view_v, dtype_v = _read_view(v, "v")
     if dtype_k != dtype or dtype_v != dtype:
         name, other = ("k", k) if dtype_k != dtype else ("v", v)
         raise TypeError(f"{name}: holds {other.dtype}, but q holds {q.dtype}")
-    for name, view in (("q", view_q), ("k", view_k), ("v", view_v)):
-        if len(view[1]) != 4:
-            axes = "[batch, rows, heads, channels]"
-            raise ValueError(f"{name}: has {len(view[1])} axes, but it must have 4: {axes}")
-    if slopes is not None:
-        slopes, dtype_slopes = _view(slopes, "alibi_slopes")
-        if dtype_slopes != 2:
-            raise TypeError("alibi_slopes: must hold float32")
-    return (view_q, view_k, view_v), (dtype, -1, 0, True), (*options, slopes)
+    if extras is not None and extras.dropout is not None:
+        extras = extras._replace(dropout=with_state(extras.dropout))
+    declared, extra = read_extras(extras, _extra_view)
+    made = plan(dtype, -1, q.shape, k.shape, v.shape, numbers, declared)
+    return made, (view_q, view_k, view_v), extra
 
 
-def _view(array: Any, name: str) -> tuple[tuple, int]:
+def _read_view(array: Any, name: str) -> tuple[tuple, int]:
     """Address, dimensions and strides in bytes, and the element type's number."""
     if type(array) is not np.ndarray:
         _check_kind(array, name)
@@ -68,6 +103,16 @@ def _view(array: Any, name: str) -> tuple[tuple, int]:
     return (interface["data"][0], interface["shape"], interface["strides"]), dtype
 
 
+def _extra_view(array: Any, name: str, kind: str) -> tuple:
+    """Address, dimensions and strides of an array of one element type."""
+    _check_kind(array, name)
+    typestr, words = _KINDS[kind]
+    interface = array.__array_interface__
+    if interface["typestr"] != typestr:
+        raise TypeError(f"{name}: holds {array.dtype}, but it must hold {words}")
+    return interface["data"][0], interface["shape"], interface["strides"]
+
+
 def _check_kind(array: Any, name: str) -> None:
     if not isinstance(array, np.ndarray):
         kind = type(array).__name__
@@ -76,5 +121,38 @@ def _check_kind(array: Any, name: str) -> None:
         raise TypeError(f"{name}: is a masked array, whose mask attention would not see")
 
 
-def _address(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
+def _view(array: np.ndarray) -> tuple:
+    """A contiguous array of our own."""
+    return array.__array_interface__["data"][0], array.shape, None
+
+
+def _lse_dims(q: tuple) -> tuple:
+    """[batch, head, row] of q [batch, row, head, channel]; [head, token] where items are packed."""
+    return (q[1], q[0]) if len(q) == 3 else (q[0], q[2], q[1])
+
+
+def with_state(dropout: tuple[float, Any]) -> tuple[float, tuple[int, int]]:
+    """The dropout with its (seed, offset), drawn from numpy's global state if it has none."""
+    probability, state = dropout
+    if state is None:
+        state = np.random.randint(0, 2**63 - 1, 2, np.int64).tolist()
+    return probability, seed_and_offset(state)
+
+
+where, from_dlpack = np.where, np.from_dlpack
+
+
+def detached(array: np.ndarray) -> np.ndarray:
+    """The array, which is in no graph."""
+    return array
+
+
+def zeros(dims: tuple, like: np.ndarray) -> np.ndarray:
+    """Zeros of the element type of `like`."""
+    return np.zeros(dims, like.dtype)
+
+
+def one_hot(columns: list, first: int, end: int, k: np.ndarray) -> np.ndarray:
+    """Values for the rows of k: 1 at channel columns[row] - first, the same for every head."""
+    rows = (np.array(columns)[:, None] == np.arange(first, end)).astype(k.dtype)
+    return np.broadcast_to(rows[:, None], (*k.shape[:-1], end - first))

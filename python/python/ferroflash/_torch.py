@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import torch
 
 from . import _native
+from ._call import ARRAYS, Extras, Options, plan, read_extras, seed_and_offset
 
 # Element types as the native side numbers them.
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+_KINDS = {"f4": torch.float32, "i4": torch.int32, "b1": torch.bool}
 
 
 def _current_stream(device: int) -> int:
@@ -20,56 +22,230 @@ def _current_stream(device: int) -> int:
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
 
 
-def forward(
-    q: Any, k: Any, v: Any, options: tuple, slopes: Any, want_lse: bool
-) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
+def attend(
+    tensors: tuple, numbers: Options, extras: Extras | None, want_lse: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """o, and lse if it is wanted."""
-    if torch.is_grad_enabled() and _wants_gradient(q, k, v, slopes):
-        return _Attention.apply(q, k, v, options, slopes, want_lse)
-    return _forward(q, k, v, options, slopes, want_lse)
+    if torch.compiler.is_compiling():
+        from . import _torch_ops
+
+        return _torch_ops.attend(split(autocast(tensors)), numbers, extras)
+    tensors = autocast(tensors)
+    if torch.are_deterministic_algorithms_enabled():
+        numbers = (*numbers[:5], True)
+    if extras is not None and extras.dropout is not None:
+        extras = extras._replace(dropout=with_state(extras.dropout))
+    if torch.is_grad_enabled() and _wants_gradient(tensors, extras):
+        bias, sink = (None, None) if extras is None else (extras.bias, extras.sink)
+        result = _Attention.apply(numbers, extras, want_lse, bias, sink, *tensors)
+        return result if want_lse else (result, None)
+    return forward(split(tensors), numbers, extras, want_lse)
 
 
-def explain(q: Any, k: Any, v: Any, options: tuple, slopes: Any) -> str:
-    """What `forward` would do, in words."""
-    views, place, options = _call(q, k, v, options, slopes)
-    return _native.explain(*views, place, options)
+def gradients(
+    d_o: Any,
+    tensors: tuple,
+    o: Any,
+    lse: Any,
+    d_lse: Any,
+    numbers: Options,
+    extras: Extras | None,
+) -> tuple[torch.Tensor | None, ...]:
+    """dq, dk, dv, dbias and dsink; those of options that were not given are None."""
+    given = (None, None) if extras is None else (extras.bias, extras.sink)
+    outputs: list[torch.Tensor | None] = [_gradient(x) for x in tensors]
+    outputs += [None if x is None else _gradient(x) for x in given]
+    with torch.no_grad():
+        backward(tensors, numbers, extras, (o, lse, d_o, d_lse), outputs)
+    return tuple(outputs)
+
+
+def explain(tensors: tuple, numbers: Options, extras: Extras | None) -> str:
+    """What `attend` would do, in words."""
+    if extras is not None and extras.dropout is not None:
+        extras = extras._replace(dropout=(extras.dropout[0], (0, 0)))
+    return _read(split(autocast(tensors)), numbers, extras)[0].explain()
 
 
 class _Attention(torch.autograd.Function):
-    """Keeps a result in the graph, so that a missing gradient is an error and not a zero."""
+    """Attention of q, k, v, or of the tensors that they are packed in.
+
+    lse is a result only where it is wanted: each one costs microseconds.
+    """
 
     @staticmethod
-    def forward(ctx, q, k, v, options, slopes, want_lse):
-        return _forward(q, k, v, options, slopes, want_lse)
+    def forward(ctx, numbers, extras, want_lse, bias, sink, *tensors):
+        o, lse = forward(split(tensors), numbers, extras, True, with_backward=True)
+        arrays = () if extras is None else extras[:ARRAYS]
+        ctx.save_for_backward(o, lse, *tensors, *arrays)
+        ctx.call = numbers, None if extras is None else extras[ARRAYS:], len(tensors)
+        if not want_lse:
+            return o
+        ctx.set_materialize_grads(False)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx, d_o, d_lse=None):
+        numbers, rest, count = ctx.call
+        if d_o is None and d_lse is None:
+            return (None,) * (5 + count)
+        o, lse, *saved = ctx.saved_tensors
+        tensors = tuple(saved[:count])
+        extras = None if rest is None else Extras(*saved[count:], *rest)
+        _, _, _, wants_bias, wants_sink, *wants = ctx.needs_input_grad
+        results = [_gradient(x) if want else None for x, want in zip(tensors, wants)]
+        dbias = _gradient(extras.bias) if wants_bias else None
+        dsink = _gradient(extras.sink) if wants_sink else None
+        with torch.no_grad():
+            outputs = [*_split_gradients(results), dbias, dsink]
+            d_o = torch.zeros_like(o) if d_o is None else d_o
+            backward(split(tensors), numbers, extras, (o, lse, d_o, d_lse), outputs)
+        results = [dbias, dsink, *results]
+        if torch.is_grad_enabled():
+            results = _once(results, (d_o, d_lse, *saved))
+        return None, None, None, *results
+
+
+class _Once(torch.autograd.Function):
+    """Gradients that have no gradients themselves: a missing one is an error and not a zero."""
+
+    @staticmethod
+    def forward(ctx, count, *tensors):
+        return tuple(x.view_as(x) for x in tensors[:count])
 
     @staticmethod
     def backward(ctx, *gradients):
-        raise NotImplementedError(
-            "flash_attn_func: there is no backward pass yet; call it under torch.no_grad(), or on "
-            "tensors that do not require gradients"
-        )
+        raise NotImplementedError("attention: has no second derivative; its first one may be used")
 
 
-def _forward(
-    q: Any, k: Any, v: Any, options: tuple, slopes: Any, want_lse: bool
-) -> tuple[torch.Tensor, Optional[torch.Tensor]]:
-    views, place, options = _call(q, k, v, options, slopes)
-    batch, rows, heads, _ = q.shape
-    o = q.new_empty((batch, rows, heads, v.shape[3]))
-    lse = q.new_empty((batch, heads, rows), dtype=torch.float32) if want_lse else None
-    # Freed to the caching allocator on return, which gives it away again in stream order only.
-    workspace = q.new_empty(64, dtype=torch.uint8) if q.is_cuda else None
-    output = (
-        o.data_ptr(),
-        0 if lse is None else lse.data_ptr(),
-        0 if workspace is None else workspace.data_ptr(),
-    )
-    _native.forward(*views, output, place, options)
+def _once(gradients: list, sources: tuple) -> list:
+    """`gradients` as tensors that depend on `sources` and refuse to be differentiated."""
+    there = [x for x in gradients if x is not None]
+    guarded = iter(_Once.apply(len(there), *there, *(x for x in sources if x is not None)))
+    return [None if x is None else next(guarded) for x in gradients]
+
+
+def forward(
+    tensors: tuple,
+    numbers: Options,
+    extras: Extras | None,
+    want_lse: bool,
+    with_backward: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """o, and lse if it is wanted, of q, k and v; no autograd."""
+    made, place, (q, k, v), extra = _read(tensors, numbers, extras)
+    if with_backward and made.no_backward is not None:
+        raise NotImplementedError(f"q, k, v: require a gradient, but {made.no_backward}")
+    like = tensors[0]
+    o_dims = (*q[1][:-1], v[1][-1])
+    o, lse, lse_view = like.new_empty(o_dims), None, None
+    if want_lse:
+        lse_dims = rows_of(q[1])
+        lse = like.new_empty(lse_dims, dtype=torch.float32)
+        lse_view = (lse.data_ptr(), lse_dims, None)
+    scratch = _scratch(like, made.forward_bytes)
+    address = 0 if scratch is None else scratch.data_ptr()
+    o_view = (o.data_ptr(), o_dims, None)
+    _native.forward(made, place, q, k, v, extra, o_view, lse_view, address)
     return o, lse
 
 
-def _call(q: Any, k: Any, v: Any, options: tuple, slopes: Any) -> tuple:
-    """Views of q, k and v, the place and the options, as the native side takes them."""
+def backward(
+    tensors: tuple,
+    numbers: Options,
+    extras: Extras | None,
+    saved: tuple,
+    outputs: list,
+) -> None:
+    """Writes dq, dk, dv, dbias and dsink, those that are not None; saved is o, lse, d_o, d_lse."""
+    made, place, (q, k, v), extra = _read(tensors, numbers, extras)
+    dtype, where = tensors[0].dtype, tensors[0].device
+    o, lse, d_o, d_lse = saved
+    if d_o.stride(-1) != 1 or d_o.is_neg():
+        # Such as the gradient of a sum, whose channels are all one element.
+        d_o = d_o.clone(memory_format=torch.contiguous_format)
+    d_lse = None if d_lse is None else d_lse.contiguous()
+    kept = (
+        _view(o, "o", dtype, where),
+        _view(lse, "lse", torch.float32, where),
+        _view(d_o, "d_o", dtype, where),
+        None if d_lse is None else _view(d_lse, "d_lse", torch.float32, where),
+    )
+    results = tuple(None if x is None else (x.data_ptr(), x.shape, x.stride()) for x in outputs)
+    scratch = _scratch(d_o, made.backward_bytes)
+    address = 0 if scratch is None else scratch.data_ptr()
+    _native.backward(made, place, q, k, v, extra, kept, results, address)
+
+
+def _scratch(like: torch.Tensor, size: int) -> torch.Tensor | None:
+    """A workspace, freed on return to the caching allocator, which reuses it in stream order."""
+    return like.new_empty(size, dtype=torch.uint8) if size else None
+
+
+def split(tensors: tuple) -> tuple:
+    """q, k and v, of which some may be packed into one tensor along its third axis from the end."""
+    return tensors if len(tensors) == 3 else (*tensors[:-1], *tensors[-1].unbind(-3))
+
+
+def _split_gradients(results: list) -> tuple:
+    """As `split`, of gradients that may be None; one packed tensor is wanted whole or not."""
+    if len(results) == 3:
+        return tuple(results)
+    parts = 4 - len(results)
+    packed = results[-1]
+    return (*results[:-1], *((None,) * parts if packed is None else packed.unbind(-3)))
+
+
+def rows_of(q: Any) -> tuple:
+    """[batch, head, row] of q [batch, row, head, channel]; [head, token] where items are packed."""
+    return (q[1], q[0]) if len(q) == 3 else (q[0], q[2], q[1])
+
+
+def with_state(dropout: tuple[float, Any]) -> tuple[float, tuple[int, int]]:
+    """The dropout with its (seed, offset), drawn from torch's default generator if it has none."""
+    probability, state = dropout
+    if state is None:
+        state = torch.empty(2, dtype=torch.int64).random_()
+    if isinstance(state, torch.Tensor):
+        state = state.tolist()
+    return probability, seed_and_offset(state)
+
+
+where, from_dlpack = torch.where, torch.from_dlpack
+
+
+def detached(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor outside of its graph."""
+    return tensor.detach()
+
+
+def zeros(dims: tuple, like: torch.Tensor) -> torch.Tensor:
+    """Zeros of the element type and device of `like`."""
+    return like.new_zeros(dims)
+
+
+def one_hot(columns: list, first: int, end: int, k: torch.Tensor) -> torch.Tensor:
+    """Values for the rows of k: 1 at channel columns[row] - first, the same for every head."""
+    rows = torch.tensor(columns, device=k.device)[:, None]
+    rows = (rows == torch.arange(first, end, device=k.device)).to(k.dtype)
+    return rows[:, None].expand(*k.shape[:-1], end - first)
+
+
+def autocast(tensors: tuple) -> tuple:
+    """q, k and v in the type that autocast asks for, where it is on."""
+    try:
+        kind = "cuda" if tensors[0].is_cuda else "cpu"
+        if not torch.is_autocast_enabled(kind):
+            return tensors
+        dtype = torch.get_autocast_dtype(kind)
+        return tuple(x.to(dtype) if x.dtype in _DTYPES else x for x in tensors)
+    except AttributeError:
+        return tensors  # not all tensors, which is reported where they are read
+
+
+def _read(tensors: tuple, numbers: Options, extras: Extras | None) -> tuple:
+    """The plan, the place, and views of q, k, v and the extras, as the native side takes them."""
+    q, k, v = tensors
     dtype, where = q.dtype, q.device
     number = _DTYPES.get(dtype)
     if number is None:
@@ -81,14 +257,19 @@ def _call(q: Any, k: Any, v: Any, options: tuple, slopes: Any) -> tuple:
         device, stream = -1, 0
     else:
         raise ValueError(f"q: lies on {where}, but it must lie on a CUDA device or the CPU")
-    view_q = _view(q, "q", dtype, where)
-    view_k = _view(k, "k", dtype, where)
-    view_v = _view(v, "v", dtype, where)
-    if not len(view_q[1]) == len(view_k[1]) == len(view_v[1]) == 4:
-        raise _not_four_axes(q=q, k=k, v=v)
-    if slopes is not None:
-        slopes = _view(slopes, "alibi_slopes", torch.float32, where)
-    return (view_q, view_k, view_v), (number, device, stream, False), (*options, slopes)
+    views = view_q, view_k, view_v = (
+        _view(q, "q", dtype, where),
+        _view(k, "k", dtype, where),
+        _view(v, "v", dtype, where),
+    )
+    if extras is None:
+        declared = extra = None
+    else:
+        declared, extra = read_extras(
+            extras, lambda x, name, kind: _view(x, name, _KINDS[kind], where)
+        )
+    made = plan(number, device, view_q[1], view_k[1], view_v[1], numbers, declared)
+    return made, (stream, False), views, extra
 
 
 def _view(tensor: Any, name: str, dtype: torch.dtype, where: torch.device) -> tuple:
@@ -106,16 +287,30 @@ def _view(tensor: Any, name: str, dtype: torch.dtype, where: torch.device) -> tu
     raise ValueError(f"{name}: is a lazily negated view; call resolve_neg() on it")
 
 
-def _wants_gradient(q: Any, k: Any, v: Any, slopes: Any) -> bool:
+def _gradient(tensor: torch.Tensor) -> torch.Tensor:
+    """Room for a gradient, in the order of the tensor's memory if its channels are contiguous."""
+    gradient = torch.empty_like(tensor)
+    if gradient.stride(-1) == 1 or gradient.shape[-1] <= 1:
+        return gradient
+    return tensor.new_empty(tensor.shape)
+
+
+def check_slopes(extras: Extras) -> None:
+    """Refuses slopes whose gradient would be missing."""
+    if extras.alibi_slopes is not None and extras.alibi_slopes.requires_grad:
+        raise ValueError("alibi_slopes: requires a gradient, but it has none; detach() it")
+
+
+def _wants_gradient(tensors: tuple, extras: Extras | None) -> bool:
     try:
-        if slopes is not None and slopes.requires_grad:
-            raise ValueError("alibi_slopes: requires a gradient, but it has none; detach() it")
-        return q.requires_grad or k.requires_grad or v.requires_grad
+        if extras is not None:
+            check_slopes(extras)
+            for extra in (extras.bias, extras.sink):
+                if extra is not None and extra.requires_grad:
+                    return True
+        for x in tensors:
+            if x.requires_grad:
+                return True
+        return False
     except AttributeError:
         return False  # not tensors, which is reported where they are read
-
-
-def _not_four_axes(**tensors: Any) -> Exception:
-    name, had = next((n, t.dim()) for n, t in tensors.items() if t.dim() != 4)
-    axes = "[batch, rows, heads, channels]"
-    return ValueError(f"{name}: has {had} axes, but it must have 4: {axes}")

@@ -64,7 +64,9 @@ pub(crate) fn run() -> Result<()> {
     if has("ferroflash-python") {
         gather_python(&folder)?;
     } else {
-        eprintln!("note: the workspace has no ferroflash-python; stage `bench` will be skipped");
+        eprintln!(
+            "note: the workspace has no ferroflash-python; `bench` and `python` will be skipped"
+        );
     }
     let evidence = root().join("fixtures").join("evidence");
     copy_folder(&root().join("fixtures"), &folder.join("fixtures"), &|file| {
@@ -117,7 +119,7 @@ fn gather_command(folder: &Path) -> Result<()> {
     copy(&program, &folder.join("bin").join("ferroflash"))
 }
 
-/// The extension, beside the package's Python files where there are any.
+/// The extension, beside the package's Python files where there are any, and their tests.
 fn gather_python(folder: &Path) -> Result<()> {
     let messages = build(&["build", "--package", "ferroflash-python"])?;
     let (name, library) = messages
@@ -139,6 +141,8 @@ fn gather_python(folder: &Path) -> Result<()> {
                 matches!(file.extension().and_then(OsStr::to_str), Some("py" | "pyi" | "typed"))
             };
             copy_folder(&package, &destination, &source)?;
+            let tests = root().join("python").join("tests");
+            copy_folder(&tests, &folder.join("python-tests"), &source)?;
             return copy(&library, &destination.join(module));
         }
     }

@@ -7,6 +7,7 @@
 #   memcheck   the tests whose names contain the filter, under compute-sanitizer's memcheck
 #   racecheck  likewise under racecheck
 #   command    `ferroflash attend --check` on the fixtures
+#   python     the Python package's tests, those of a GPU, where pytest and torch are installed
 #   bench      timings beside the peers that Python can import
 #
 # Records are JSON lines in $OUT (default ./out), one file a stage; evidence.jsonl is what
@@ -201,13 +202,38 @@ stage_bench() {
   done
 }
 
+stage_python() {
+  local file status
+  if ! python3 -c 'import pytest, torch; assert torch.cuda.is_available()' 2>>"$log"; then
+    add "no pytest" null "\"skipped\": \"Python cannot import pytest, and torch with a GPU\""
+    note "python: SKIPPED, Python cannot import pytest, and torch with a GPU (see log.txt)"
+    return
+  fi
+  for file in "$here"/python-tests/test_*.py; do
+    has "${file##*/}" && continue
+    in_budget
+    timeout "$(left)" python3 -m pytest -q -p no:cacheprovider -k "not cpu" "$file" \
+      >"$scratch/said" 2>&1
+    status=$?
+    cat "$scratch/said" >>"$log"
+    case $status in
+      # 5: every test of the file is the CPU's.
+      0 | 5) add "${file##*/}" true "\"said\": $(quoted "$(tail -n 1 "$scratch/said")")" ;;
+      124) note "python: the budget of $budget s ran out"; exit 3 ;;
+      *) add "${file##*/}" false "\"said\": $(quoted "$(tail -n 1 "$scratch/said")")"
+         note "FAILED (python): ${file##*/}: $(tail -n 1 "$scratch/said")" ;;
+    esac
+  done
+}
+
 case $stage in
   test) stage_test ;;
+  python) stage_python ;;
   memcheck | racecheck) stage_sanitizer ;;
   command) stage_command ;;
   bench) stage_bench ;;
   *)
-    echo "usage: run.sh test|memcheck|racecheck|command|bench [--budget S] [--filter T]" >&2
+    echo "usage: run.sh test|memcheck|racecheck|command|python|bench [--budget S] [--filter T]" >&2
     exit 2
     ;;
 esac

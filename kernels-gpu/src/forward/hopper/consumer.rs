@@ -8,9 +8,7 @@ use ferroflash_core::swizzle::CHUNK_BYTES;
 use ferroflash_core::tile::{HopperTiling, WARPGROUP_ROWS, WARPGROUP_WARPS};
 
 use super::softmax::RowPair;
-use super::{
-    Block, CONSUMER_BARRIER, Kernel, TURN_BARRIER, Turn, WARPGROUP_THREADS, Work, tiles_of,
-};
+use super::{Block, CONSUMER_BARRIER, Kernel, TURN_BARRIER, Work, tiles_of};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::mbarrier::mbarrier_wait;
 use crate::ptx::memory::{load_shared_v4, store_shared_v4};
@@ -18,6 +16,7 @@ use crate::ptx::thread::{arrive_named, block_idx_x, opaque, sync_named, thread_i
 use crate::ptx::tma::{fence_proxy_async, wait_stores_read};
 use crate::ptx::warp::{any, sync_warp};
 use crate::ptx::wgmma::{Accumulator, Operand, Product, wgmma_commit, wgmma_fence, wgmma_wait};
+use crate::ring::{Turn, WARPGROUP_THREADS};
 
 /// A thread's share of the consumer's rows.
 pub(super) struct Rows<T: HopperTiling> {

@@ -5,13 +5,14 @@ use ferroflash_core::fragment::Fragment;
 use ferroflash_core::tile::{HopperTiling, WARPGROUP_ROWS};
 
 use super::consumer::{Consumer, Rows, scale_rows};
-use super::{CONSUMER_BARRIER, Kernel, WARPGROUP_THREADS, Work, output_place};
+use super::{CONSUMER_BARRIER, Kernel, Work, output_place};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::mbarrier::mbarrier_wait;
 use crate::ptx::memory::store_global_f32;
 use crate::ptx::thread::sync_named;
 use crate::ptx::tma::{commit_stores, fence_proxy_async, store_box};
 use crate::ptx::wgmma::Product;
+use crate::ring::WARPGROUP_THREADS;
 use crate::tile::LaneAddress;
 
 impl<T: HopperTiling, E: MatrixElement, M: MaskKind> Consumer<'_, T, E, M>

@@ -70,9 +70,8 @@ use crate::ptx::registers::{claim_registers, release_registers};
 use crate::ptx::thread::{sync_threads, thread_idx_x};
 use crate::ptx::warp::uniform;
 use crate::ptx::wgmma::Product;
+use crate::ring::WARPGROUP_THREADS;
 
-/// Threads of a warpgroup.
-const WARPGROUP_THREADS: u32 = 128;
 /// Named barriers of the consumers' turns at issuing products, one a consumer.
 const TURN_BARRIER: u32 = 1;
 /// Named barriers inside a consumer, one each.
@@ -119,28 +118,6 @@ impl Block<'_> {
     #[inline(always)]
     fn work<T: HopperTiling>(&self, slot: u32) -> u32 {
         self.shared + Kernel::<T>::PLAN.works + slot * 16
-    }
-}
-
-/// A position in a ring, which both sides advance alike.
-#[derive(Clone, Copy)]
-struct Turn {
-    slot: u32,
-    /// Parity of the slot's full phase; the empty phase before it has the other.
-    parity: u32,
-}
-
-impl Turn {
-    const FIRST: Self = Self { slot: 0, parity: 0 };
-
-    /// The next position in a ring of `slots`.
-    #[inline(always)]
-    fn next(self, slots: u32) -> Self {
-        if self.slot + 1 == slots {
-            Self { slot: 0, parity: self.parity ^ 1 }
-        } else {
-            Self { slot: self.slot + 1, parity: self.parity }
-        }
     }
 }
 

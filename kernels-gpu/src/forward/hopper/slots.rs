@@ -6,12 +6,13 @@ use ferroflash_core::axes::MaskKind;
 use ferroflash_core::tile::{HopperTiling, WARPGROUP_WARPS};
 
 use super::consumer::Consumer;
-use super::{CONSUMER_BARRIER, Kernel, TURN_BARRIER, WARPGROUP_THREADS};
+use super::{CONSUMER_BARRIER, Kernel, TURN_BARRIER};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::mbarrier::{mbarrier_arrive, mbarrier_arrive_many, mbarrier_wait};
 use crate::ptx::thread::{arrive_named, opaque, sync_named};
 use crate::ptx::tma::wait_stores_read;
 use crate::ptx::wgmma::Product;
+use crate::ring::WARPGROUP_THREADS;
 
 impl<T: HopperTiling, E: MatrixElement, M: MaskKind> Consumer<'_, T, E, M>
 where

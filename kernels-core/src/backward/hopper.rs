@@ -1,0 +1,215 @@
+//! Tile sizes of a hopper backward kernel and what follows from them.
+
+use crate::fragment::Fragment;
+use crate::swizzle::PanelLayout;
+use crate::tensor_map::PanelBox;
+use crate::tile::{
+    HOPPER_SHARED_BYTES, TILE_ALIGNMENT, TileShape, Tiling, WARPGROUP_ROWS, WARPGROUP_WARPS,
+};
+
+/// How the warpgroups share the product dQ += dS·K of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QueryShare {
+    /// Each computes 64 of the step's query rows.
+    Rows,
+    /// Each computes half of the channels.
+    Channels,
+    /// Each computes all of every other step.
+    Steps,
+}
+
+impl QueryShare {
+    /// How the warpgroups of a tile share it: by rows where there are enough, else by channels
+    /// where a half is whole panels.
+    pub const fn of(tile: &TileShape) -> Self {
+        if tile.q_rows == tile.warpgroups() * WARPGROUP_ROWS {
+            Self::Rows
+        } else if tile.k_layout().panels().is_multiple_of(tile.warpgroups()) {
+            Self::Channels
+        } else {
+            Self::Steps
+        }
+    }
+}
+
+/// What the hopper backward kernels need to know beyond the tile. A warpgroup owns 64 keys: it
+/// holds Sᵀ and dPᵀ of a step, `64 × q_rows`, and the sums of dK and dV.
+pub trait HopperBackwardTiling: Tiling {
+    /// A thread's share of a step's scores.
+    type Scores: Fragment;
+    /// The same, packed in pairs.
+    type Packed: Fragment<u32>;
+    /// A thread's share of the dK sums.
+    type KeyGradient: Fragment;
+    /// A thread's share of the dV sums.
+    type ValueGradient: Fragment;
+    /// A thread's share of a step's dQ.
+    type QueryGradient: Fragment;
+    /// Holds when the fragments have the lengths that the shape implies.
+    const HOPPER_CHECKED: () = {
+        let tile = Self::SHAPE;
+        let threads = tile.warps * 32;
+        assert!(tile.kv_columns == tile.warpgroups() * WARPGROUP_ROWS);
+        assert!(Self::Scores::LEN as u32 * threads == tile.kv_columns * tile.q_rows);
+        assert!(Self::Packed::LEN * 2 == Self::Scores::LEN);
+        assert!(Self::KeyGradient::LEN as u32 * threads == tile.kv_columns * tile.head_dim);
+        assert!(Self::ValueGradient::LEN as u32 * threads == tile.kv_columns * tile.value_dim);
+        let sharers = match QueryShare::of(&tile) {
+            QueryShare::Steps => 1,
+            QueryShare::Rows | QueryShare::Channels => tile.warpgroups(),
+        };
+        let values = tile.q_rows * tile.head_dim / (sharers * WARPGROUP_WARPS * 32);
+        assert!(Self::QueryGradient::LEN as u32 == values);
+        assert!(tile.stages >= 2);
+    };
+}
+
+/// Named offsets, in bytes, into the dynamic shared memory of a hopper backward block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HopperBackwardPlan {
+    /// K and V tiles: 2 where they fit, so that the next keys come during this work's steps.
+    pub kv_stages: u32,
+    /// The K tiles.
+    pub k: u32,
+    /// Bytes from one K tile to the next.
+    pub k_stage: u32,
+    /// The V tiles.
+    pub v: u32,
+    /// Bytes from one V tile to the next.
+    pub v_stage: u32,
+    /// The ring of Q tiles.
+    pub q: u32,
+    /// Bytes from one Q tile to the next.
+    pub q_stage: u32,
+    /// The ring of dO tiles.
+    pub d_o: u32,
+    /// Bytes from one dO tile to the next.
+    pub d_o_stage: u32,
+    /// Two dSᵀ tiles.
+    pub d_s: u32,
+    /// Bytes from one dSᵀ tile to the next.
+    pub d_s_stage: u32,
+    /// The lse rows of each Q tile, f32.
+    pub lse: u32,
+    /// The delta rows of each dO tile, f32.
+    pub delta: u32,
+    /// Bytes from one such run of rows to the next.
+    pub row_stage: u32,
+    /// The transaction barriers, 8 bytes each; see [`HopperBackwardBarriers`].
+    pub barriers: u32,
+    /// Works, [`WORK_BYTES`] each: one a K tile, and the producer's own.
+    pub works: u32,
+    /// Bytes of the whole plan.
+    pub bytes: u32,
+}
+
+impl HopperBackwardPlan {
+    /// The plan of a tile.
+    pub const fn new(tile: TileShape) -> Self {
+        let two = Self::with(tile, 2);
+        let plan = if two.bytes <= HOPPER_SHARED_BYTES { two } else { Self::with(tile, 1) };
+        assert!(plan.bytes <= HOPPER_SHARED_BYTES, "the plan exceeds a block's shared memory");
+        plan
+    }
+
+    const fn with(tile: TileShape, kv_stages: u32) -> Self {
+        let k = 0;
+        let k_stage = aligned(tile.k_layout().bytes());
+        let v = k + k_stage * kv_stages;
+        let v_stage = aligned(tile.v_layout().bytes());
+        let q = v + v_stage * kv_stages;
+        let q_stage = aligned(tile.q_layout().bytes());
+        let d_o = q + q_stage * tile.stages;
+        let d_o_stage = aligned(tile.o_layout().bytes());
+        let d_s = d_o + d_o_stage * tile.stages;
+        let d_s_stage = aligned(d_s_layout(&tile).bytes());
+        let lse = d_s + d_s_stage * 2;
+        let row_stage = tile.q_rows * 4;
+        let delta = lse + row_stage * tile.stages;
+        let barriers = delta + row_stage * tile.stages;
+        let count = HopperBackwardBarriers::new(tile, kv_stages).count;
+        let works = (barriers + count * 8).next_multiple_of(16);
+        Self {
+            kv_stages,
+            k,
+            k_stage,
+            v,
+            v_stage,
+            q,
+            q_stage,
+            d_o,
+            d_o_stage,
+            d_s,
+            d_s_stage,
+            lse,
+            delta,
+            row_stage,
+            barriers,
+            works,
+            bytes: works + (kv_stages + 1) * WORK_BYTES,
+        }
+    }
+}
+
+/// Bytes of a work in shared memory.
+pub const WORK_BYTES: u32 = 32;
+
+/// Layout of a dSᵀ tile: keys by query rows.
+pub const fn d_s_layout(tile: &TileShape) -> PanelLayout {
+    PanelLayout { rows: tile.kv_columns, columns: tile.q_rows }
+}
+
+/// The boxes of q, k, v and dO of a hopper backward kernel: a copy moves one panel of a tile.
+pub const fn hopper_backward_boxes(tile: &TileShape) -> [PanelBox; 4] {
+    [
+        PanelBox::of(tile.q_layout()),
+        PanelBox::of(tile.k_layout()),
+        PanelBox::of(tile.v_layout()),
+        PanelBox::of(tile.o_layout()),
+    ]
+}
+
+/// Numbers of the transaction barriers of a hopper backward block, one of each kind a slot; the
+/// full ones come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HopperBackwardBarriers {
+    /// K and the work have arrived.
+    pub k_full: u32,
+    /// V has arrived.
+    pub v_full: u32,
+    /// Q and its lse rows have arrived.
+    pub q_full: u32,
+    /// dO and its delta rows have arrived.
+    pub d_o_full: u32,
+    /// Every warpgroup has done with K, V and the work.
+    pub kv_empty: u32,
+    /// Every warpgroup has done with Q and its lse rows.
+    pub q_empty: u32,
+    /// Every warpgroup has done with dO and its delta rows.
+    pub d_o_empty: u32,
+    /// Barriers in all.
+    pub count: u32,
+}
+
+impl HopperBackwardBarriers {
+    /// The barriers of a tile with so many K and V tiles in shared memory.
+    pub const fn new(tile: TileShape, kv_stages: u32) -> Self {
+        let q_full = 2 * kv_stages;
+        let kv_empty = q_full + 2 * tile.stages;
+        let q_empty = kv_empty + kv_stages;
+        Self {
+            k_full: 0,
+            v_full: kv_stages,
+            q_full,
+            d_o_full: q_full + tile.stages,
+            kv_empty,
+            q_empty,
+            d_o_empty: q_empty + tile.stages,
+            count: q_empty + 2 * tile.stages,
+        }
+    }
+}
+
+const fn aligned(bytes: u32) -> u32 {
+    bytes.next_multiple_of(TILE_ALIGNMENT)
+}

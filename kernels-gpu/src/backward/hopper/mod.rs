@@ -1,0 +1,235 @@
+//! The hopper backward kernel: a column owner on `wgmma` and the copy engine (M4.4 §0x06).
+mod add;
+mod consumer;
+mod epilogue;
+mod producer;
+
+use core::marker::PhantomData;
+
+use ferroflash_core::axes::MaskKind;
+use ferroflash_core::backward::hopper::{
+    HopperBackwardBarriers, HopperBackwardPlan, HopperBackwardTiling, WORK_BYTES, d_s_layout,
+};
+use ferroflash_core::backward::params::HopperBackwardParams;
+use ferroflash_core::backward::schedule::BackwardSchedule;
+use ferroflash_core::schedule::divide;
+use ferroflash_core::swizzle::PanelLayout;
+use ferroflash_core::tile::RegisterSplit;
+use ferroflash_core::visibility::Visibility;
+
+use crate::ptx::matrix::MatrixElement;
+use crate::ptx::mbarrier::{fence_mbarrier_init, mbarrier_init};
+use crate::ptx::memory::{
+    dynamic_shared, load_shared_u32, load_shared_v4, store_shared_u32, store_shared_v4,
+};
+use crate::ptx::registers::{claim_registers, release_registers};
+use crate::ptx::thread::{opaque, sync_threads, thread_idx_x};
+use crate::ptx::warp::uniform;
+use crate::ptx::wgmma::Product;
+use crate::ring::WARPGROUP_THREADS;
+
+/// Named barrier of all consumers.
+const CONSUMERS_BARRIER: u32 = 1;
+/// Named barriers inside a consumer, one each.
+const CONSUMER_BARRIER: u32 = 2;
+
+/// Constants of one specialisation.
+struct Kernel<T>(PhantomData<T>);
+
+impl<T: HopperBackwardTiling> Kernel<T> {
+    const PLAN: HopperBackwardPlan = HopperBackwardPlan::new(T::SHAPE);
+    const BARRIERS: HopperBackwardBarriers =
+        HopperBackwardBarriers::new(T::SHAPE, Self::PLAN.kv_stages);
+    const Q: PanelLayout = T::SHAPE.q_layout();
+    const K: PanelLayout = T::SHAPE.k_layout();
+    const V: PanelLayout = T::SHAPE.v_layout();
+    const D_O: PanelLayout = T::SHAPE.o_layout();
+    const D_S: PanelLayout = d_s_layout(&T::SHAPE);
+}
+
+/// What every role needs.
+#[derive(Clone, Copy)]
+struct Block<'a> {
+    params: &'a HopperBackwardParams,
+    /// Address of the parameters, whose first members are the tensor maps.
+    maps: u64,
+    /// The block's shared memory.
+    shared: u32,
+    /// Its transaction barriers.
+    barriers: u32,
+}
+
+impl Block<'_> {
+    /// Address of tensor map `index`: q, k, v, dO.
+    #[inline(always)]
+    fn map(&self, index: u32) -> u64 {
+        self.maps + index as u64 * 128
+    }
+
+    /// Address of barrier `number`; see [`HopperBackwardBarriers`].
+    #[inline(always)]
+    fn barrier(&self, number: u32) -> u32 {
+        self.barriers + number * 8
+    }
+
+    /// The work on the keys in K slot `slot`; past the slots, the producer's own.
+    #[inline(always)]
+    fn work<T: HopperBackwardTiling>(&self, slot: u32) -> Work {
+        Work { shared: opaque(self.shared) + Kernel::<T>::PLAN.works + slot * WORK_BYTES }
+    }
+}
+
+/// One block of keys of one KV head. It waits in shared memory, where each value is read again when
+/// it is needed: registers are short.
+#[derive(Clone, Copy)]
+struct Work {
+    shared: u32,
+}
+
+impl Work {
+    /// Leaves work `index` of the call; whether there is one.
+    #[inline(always)]
+    unsafe fn leave<T: HopperBackwardTiling>(
+        self,
+        params: &HopperBackwardParams,
+        index: u32,
+    ) -> bool {
+        // Opaque, so that nothing is computed ahead and kept.
+        let schedule = BackwardSchedule {
+            kv_blocks: opaque(params.schedule.kv_blocks),
+            batch_heads: opaque(params.schedule.batch_heads),
+            section: opaque(params.schedule.section),
+        };
+        if index as u64 >= schedule.blocks() {
+            store_shared_v4(self.shared, [u32::MAX, 0, 0, 0]);
+            return false;
+        }
+        let work = schedule.work(index);
+        let kv_heads = opaque(params.kv_heads);
+        let batch = divide(work.batch_head, kv_heads);
+        let kv_head = work.batch_head - batch * kv_heads;
+        let first_key = work.kv_block * T::SHAPE.kv_columns;
+        let keys = first_key..first_key + T::SHAPE.kv_columns;
+        let visible = Visibility {
+            left: opaque(params.visibility.left as u32) as i32,
+            right: opaque(params.visibility.right as u32) as i32,
+            ..params.visibility
+        };
+        let rows = visible.rows_of_any(&keys);
+        let first_tile = rows.start / T::SHAPE.q_rows;
+        let tiles_end = rows.end.div_ceil(T::SHAPE.q_rows);
+        store_shared_v4(self.shared, [batch, kv_head, first_key, 0]);
+        let steps = (tiles_end - first_tile) * params.group;
+        store_shared_v4(self.shared + 16, [first_tile, tiles_end, steps, 0]);
+        true
+    }
+
+    /// Leaves the same work at `to`.
+    #[inline(always)]
+    unsafe fn copy(self, to: Self) {
+        store_shared_v4(to.shared, load_shared_v4(self.shared));
+        store_shared_v4(to.shared + 16, load_shared_v4(self.shared + 16));
+    }
+
+    #[inline(always)]
+    unsafe fn exists(self) -> bool {
+        self.batch() != u32::MAX
+    }
+
+    #[inline(always)]
+    unsafe fn batch(self) -> u32 {
+        load_shared_u32(self.shared)
+    }
+
+    #[inline(always)]
+    unsafe fn kv_head(self) -> u32 {
+        load_shared_u32(self.shared + 4)
+    }
+
+    #[inline(always)]
+    unsafe fn first_key(self) -> u32 {
+        load_shared_u32(self.shared + 8)
+    }
+
+    /// The producer's query head.
+    #[inline(always)]
+    unsafe fn q_head(self) -> u32 {
+        load_shared_u32(self.shared + 12)
+    }
+
+    #[inline(always)]
+    unsafe fn set_q_head(self, q_head: u32) {
+        store_shared_u32(self.shared + 12, q_head);
+    }
+
+    /// First query tile of a head that sees any of the keys.
+    #[inline(always)]
+    unsafe fn first_tile(self) -> u32 {
+        load_shared_u32(self.shared + 16)
+    }
+
+    /// One past the last such tile.
+    #[inline(always)]
+    unsafe fn tiles_end(self) -> u32 {
+        load_shared_u32(self.shared + 20)
+    }
+
+    /// Such tiles of all heads of the group.
+    #[inline(always)]
+    unsafe fn steps(self) -> u32 {
+        load_shared_u32(self.shared + 24)
+    }
+}
+
+/// The work of one persistent block.
+///
+/// # Safety
+/// Launched as the kernel table says, with tensors as the parameters describe them, encoded as
+/// `ferroflash_core::tensor_map` says; `maps` is the address of the parameters for the copy engine.
+#[inline(always)]
+pub unsafe fn block<T: HopperBackwardTiling, E: MatrixElement, M: MaskKind>(
+    params: &HopperBackwardParams,
+    maps: u64,
+) where
+    T::Scores: Product<E>,
+    T::KeyGradient: Product<E>,
+    T::ValueGradient: Product<E>,
+    T::QueryGradient: Product<E>,
+{
+    let shared = dynamic_shared();
+    let barriers = shared + Kernel::<T>::PLAN.barriers;
+    let block = Block { params, maps, shared, barriers };
+    let thread = thread_idx_x();
+    if thread == 0 {
+        initialise_barriers::<T>(&block);
+    }
+    sync_threads();
+
+    // A branch that each warpgroup takes as a whole, as the register split requires.
+    let warpgroup = uniform(thread / WARPGROUP_THREADS);
+    if warpgroup == 0 {
+        release_registers::<{ SPLIT.producer }>();
+        if thread == 0 {
+            producer::produce::<T>(&block);
+        }
+    } else {
+        claim_registers::<{ SPLIT.consumer }>();
+        // Asked again: the answer above would be kept in memory until here.
+        consumer::consume::<T, E, M>(block, uniform(thread / WARPGROUP_THREADS) - 1);
+    }
+}
+
+/// Registers of a thread: two warpgroups consume.
+const SPLIT: RegisterSplit = RegisterSplit::of(2);
+
+#[inline(always)]
+unsafe fn initialise_barriers<T: HopperBackwardTiling>(block: &Block<'_>) {
+    let numbers = Kernel::<T>::BARRIERS;
+    let mut number = 0;
+    while number < numbers.count {
+        let arrivals = if number < numbers.kv_empty { 1 } else { T::SHAPE.warpgroups() };
+        mbarrier_init(block.barrier(number), arrivals);
+        number += 1;
+    }
+    fence_mbarrier_init();
+}
