@@ -17,10 +17,8 @@ macro_rules! hopper_tilings {
 
             impl $name {
                 /// Warpgroups that each compute a part of a step's dQ.
-                const SHARERS: usize = match QueryShare::of(&Self::SHAPE) {
-                    QueryShare::Steps => 1,
-                    QueryShare::Rows | QueryShare::Channels => Self::SHAPE.warpgroups() as usize,
-                };
+                const SHARERS: usize =
+                    QueryShare::of(&Self::SHAPE).sharers(&Self::SHAPE) as usize;
             }
 
             impl Tiling for $name {
@@ -29,7 +27,7 @@ macro_rules! hopper_tilings {
                     kv_columns: $keys,
                     head_dim: $dim,
                     value_dim: $value_dim,
-                    warps: $keys / 16,
+                    warps: 8,
                     stages: $stages,
                 };
                 const BLOCKS_PER_SM: u32 = 1;
@@ -37,10 +35,10 @@ macro_rules! hopper_tilings {
             }
 
             impl HopperBackwardTiling for $name {
-                type Scores = [f32; $rows / 2];
-                type Packed = [u32; $rows / 4];
-                type KeyGradient = [f32; $dim / 2];
-                type ValueGradient = [f32; $value_dim / 2];
+                type Scores = [f32; $rows * $keys / 256];
+                type Packed = [u32; $rows * $keys / 512];
+                type KeyGradient = [f32; $dim * $keys / 256];
+                type ValueGradient = [f32; $value_dim * $keys / 256];
                 type QueryGradient = [f32; $rows * $dim / (128 * $name::SHARERS)];
             }
 
@@ -56,4 +54,12 @@ hopper_tilings! {
         "96 gradients; 64 rows leave room to overlap steps.";
     HopperBackward128: 64 x 128, dims 128 128, stages 2,
         "128 gradients; 64 rows leave room to overlap steps.";
+    HopperBackward192: 64 x 64, dims 192 192, stages 2,
+        "96 gradients of dK and dV each; 216 KB.";
+    HopperBackward256: 64 x 64, dims 256 256, stages 2,
+        "128 gradients; two Q and dO tiles beside K and V fill 225 KB.";
+    HopperBackward192x128: 64 x 64, dims 192 128, stages 2,
+        "80 gradients.";
+    HopperBackward64x256: 64 x 64, dims 64 256, stages 2,
+        "80 gradients.";
 }
