@@ -145,6 +145,7 @@ pub struct Attention {
     pub(crate) boolean_mask: Option<Broadcast>,
     pub(crate) sink: bool,
     pub(crate) dropout: Option<Dropout>,
+    pub(crate) deterministic: bool,
 }
 
 impl Attention {
@@ -161,6 +162,7 @@ impl Attention {
             boolean_mask: None,
             sink: false,
             dropout: None,
+            deterministic: false,
         }
     }
 
@@ -215,6 +217,13 @@ impl Attention {
     /// Drops probabilities.
     pub const fn dropout(mut self, dropout: Dropout) -> Self {
         self.dropout = Some(dropout);
+        self
+    }
+
+    /// Makes equal backward calls give equal bits: a GPU then adds the parts of dQ in a fixed order,
+    /// which costs some time. Forward calls always repeat, and the CPU's backward calls as well.
+    pub const fn deterministic(mut self) -> Self {
+        self.deterministic = true;
         self
     }
 

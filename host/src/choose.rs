@@ -4,6 +4,7 @@ use ferroflash_core::axes::{Direction, Dtype, Family, MaskClass};
 use ferroflash_core::table::{KERNELS, KernelSpec};
 
 use crate::attention::{Attention, Layout};
+use crate::cuda::backward::most_blocks;
 use crate::cuda::device::Limits;
 use crate::error::{Error, Result};
 
@@ -147,10 +148,13 @@ fn obstacle(
             spec.shared_bytes, limits.shared_bytes_per_block
         ));
     }
-    let blocks = tile
-        .q_blocks(shape.q_len)
-        .checked_mul(shape.batch)
-        .and_then(|blocks| blocks.checked_mul(shape.q_heads));
+    let blocks = match spec.direction {
+        Direction::Forward => tile
+            .q_blocks(shape.q_len)
+            .checked_mul(shape.batch)
+            .and_then(|blocks| blocks.checked_mul(shape.q_heads)),
+        _ => most_blocks(shape, spec),
+    };
     if blocks.is_none_or(|blocks| blocks > MAX_BLOCKS) {
         return Some(format!("the grid would have more than {MAX_BLOCKS} blocks; split the batch"));
     }
@@ -184,7 +188,7 @@ fn unsupported(
     let shape = &attention.shape;
     let named = by_name.map(|name| format!(" by kernel {name}")).unwrap_or_default();
     let mut reasons: Vec<&str> = rejected.iter().map(|r| r.reason.as_str()).collect();
-    if direction == Direction::Forward && dtype == Dtype::F32 {
+    if dtype == Dtype::F32 {
         reasons = vec!["GPU kernels compute bf16 and f16; cast the tensors or use the cpu"];
     }
     reasons.sort_unstable();

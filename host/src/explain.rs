@@ -5,13 +5,14 @@
 
 use std::fmt;
 
-use ferroflash_core::axes::Dtype;
+use ferroflash_core::axes::{Direction, Dtype};
 use serde::Serialize;
 
 use crate::attention::Attention;
 use crate::choose::Choice;
+use crate::cuda::backward::{self, Backward};
 use crate::cuda::device::Limits;
-use crate::cuda::forward::{grid, schedule, workspace_bytes};
+use crate::cuda::forward;
 use crate::cuda::kernel::Kernel;
 
 /// What a plan will do and why.
@@ -25,14 +26,21 @@ pub struct Explanation {
     pub reason: String,
     /// Element type.
     pub dtype: String,
-    /// Floating-point operations of the two products over visible keys: 2·(D + Dv) a score.
+    /// Floating-point operations of the products over visible keys: 2·(D + Dv) a score forward,
+    /// 2·(3·D + 2·Dv) backward.
     pub flops: f64,
-    /// Bytes of q, k, v, o and lse, each moved once.
+    /// Bytes of q, k, v, o and lse, and backward of their gradients, each moved once.
     pub bytes: f64,
     /// How it runs on a GPU.
     pub launch: Option<Launch>,
     /// What was passed over, and why.
     pub rejected: Vec<(String, String)>,
+    /// Kernels that run before and after, in this order: those of a backward pass.
+    pub stages: Vec<String>,
+    /// The backward pass, where the plan has one.
+    pub backward: Option<Box<Explanation>>,
+    /// Why it has none.
+    pub no_backward: Option<String>,
 }
 
 /// A launch, as the plan will make it.
@@ -69,29 +77,66 @@ const REGISTERS_PER_MULTIPROCESSOR: u32 = 65_536;
 
 impl Explanation {
     pub(crate) fn of_cpu(attention: &Attention, dtype: Dtype) -> Self {
-        let (flops, bytes) = work(attention, dtype);
-        Self {
-            device: "cpu".to_owned(),
-            kernel: "cpu_tiled_forward".to_owned(),
-            reason: "the plan was made for the cpu".to_owned(),
-            dtype: dtype.to_string(),
-            flops,
-            bytes,
-            launch: None,
-            rejected: Vec::new(),
-        }
+        let of = |kernel: &str, direction, backward| {
+            let (flops, bytes) = work(attention, dtype, direction);
+            Self {
+                device: "cpu".to_owned(),
+                kernel: kernel.to_owned(),
+                reason: "the plan was made for the cpu".to_owned(),
+                dtype: dtype.to_string(),
+                flops,
+                bytes,
+                launch: None,
+                rejected: Vec::new(),
+                stages: Vec::new(),
+                backward,
+                no_backward: None,
+            }
+        };
+        let backward = of("cpu_tiled_backward", Direction::Backward, None);
+        of("cpu_tiled_forward", Direction::Forward, Some(Box::new(backward)))
     }
 
-    pub(crate) fn of_kernel(
+    pub(crate) fn of_forward(
         attention: &Attention,
         limits: &Limits,
         kernel: &Kernel,
         choice: Choice,
     ) -> Self {
+        let schedule = forward::schedule(attention, kernel.spec, limits);
+        let grid = forward::grid(kernel.spec, &schedule, limits);
+        let workspace = forward::workspace_bytes(kernel.spec);
+        Self::of_kernel(attention, limits, kernel, choice, (schedule.blocks(), grid), workspace)
+    }
+
+    pub(crate) fn of_backward(
+        attention: &Attention,
+        limits: &Limits,
+        backward: &Backward,
+        choice: Choice,
+    ) -> Self {
+        let kernel = &backward.main;
+        let schedule = backward::schedule(attention, kernel.spec, limits);
+        let grid = backward::grid(kernel.spec, &schedule, limits);
+        let workspace = backward.workspace_bytes(attention);
+        let blocks = (schedule.blocks(), grid);
+        let stages = [&backward.preprocess, &backward.convert];
+        Self {
+            stages: stages.map(|stage| stage.spec.name.to_owned()).to_vec(),
+            ..Self::of_kernel(attention, limits, kernel, choice, blocks, workspace)
+        }
+    }
+
+    fn of_kernel(
+        attention: &Attention,
+        limits: &Limits,
+        kernel: &Kernel,
+        choice: Choice,
+        (blocks, grid): (u64, u64),
+        workspace_bytes: usize,
+    ) -> Self {
         let spec = kernel.spec;
-        let (flops, bytes) = work(attention, spec.dtype);
-        let schedule = schedule(attention, spec, limits);
-        let grid = grid(spec, &schedule, limits);
+        let (flops, bytes) = work(attention, spec.dtype, spec.direction);
         let by_shared = limits.shared_bytes_per_multiprocessor / (spec.shared_bytes + 1024).max(1);
         let by_registers =
             REGISTERS_PER_MULTIPROCESSOR / (kernel.registers.next_multiple_of(8) * spec.threads);
@@ -114,21 +159,24 @@ impl Explanation {
                 tile: (spec.tile.q_rows, spec.tile.kv_columns),
                 tile_reason: spec.reason.to_owned(),
                 blocks_per_multiprocessor: resident,
-                waves: schedule.blocks() as f64
-                    / f64::from(resident * limits.multiprocessors).max(1.0),
-                workspace_bytes: workspace_bytes(spec),
+                waves: blocks as f64 / f64::from(resident * limits.multiprocessors).max(1.0),
+                workspace_bytes,
             }),
             rejected: choice
                 .rejected
                 .into_iter()
                 .map(|r| (r.kernel.to_owned(), r.reason))
                 .collect(),
+            stages: Vec::new(),
+            backward: None,
+            no_backward: None,
         }
     }
 }
 
-/// FLOPs over visible cells and compulsory bytes of a forward call.
-fn work(attention: &Attention, dtype: Dtype) -> (f64, f64) {
+/// FLOPs over visible cells and compulsory bytes of a call. Backward, S and dP are formed and dQ,
+/// dK and dV; o and lse are read, dO as well, and every gradient is written.
+fn work(attention: &Attention, dtype: Dtype, direction: Direction) -> (f64, f64) {
     let shape = &attention.shape;
     let cells = attention.mask.visibility(shape.q_len, shape.kv_len).visible_cells() as f64
         * shape.batch as f64
@@ -139,14 +187,35 @@ fn work(attention: &Attention, dtype: Dtype) -> (f64, f64) {
         .map(|dims| dims.iter().map(|&dim| dim as f64).product::<f64>())
         .sum();
     let lse: f64 = attention.lse_dims().iter().map(|&dim| dim as f64).product();
-    let flops = 2.0 * (shape.head_dim + shape.value_dim) as f64 * cells;
-    (flops, elements * dtype.bytes() as f64 + 4.0 * lse)
+    let (dim, value_dim) = (shape.head_dim as f64, shape.value_dim as f64);
+    let (products, moves) = match direction {
+        Direction::Forward => (dim + value_dim, 1.0),
+        _ => (3.0 * dim + 2.0 * value_dim, 2.0),
+    };
+    (2.0 * products * cells, moves * elements * dtype.bytes() as f64 + 4.0 * lse)
 }
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "device    {}", self.device)?;
+        self.write_direction(f)?;
+        if let Some(backward) = &self.backward {
+            writeln!(f)?;
+            backward.write_direction(f)?;
+        }
+        match &self.no_backward {
+            Some(why) => writeln!(f, "\nbackward  {why}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Explanation {
+    fn write_direction(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "kernel    {} ({})", self.kernel, self.dtype)?;
+        if !self.stages.is_empty() {
+            writeln!(f, "around it {}", self.stages.join(", "))?;
+        }
         writeln!(f, "because   {}", self.reason)?;
         if let Some(launch) = &self.launch {
             writeln!(

@@ -1,15 +1,19 @@
 //! A plan: one call, validated, its kernel chosen and loaded.
 
+mod check;
+
 use std::marker::PhantomData;
 use std::sync::Arc;
 
 use cudarc::driver::sys::CUstream;
-use ferroflash_core::axes::{Direction, Family};
+use ferroflash_core::axes::{Direction, Dtype, Family};
+use ferroflash_core::table::KERNELS;
 
 use crate::attention::{Attention, Gradients, Inputs, Output, Saved};
 use crate::choose::choose;
 use crate::cpu;
 use crate::cuda::artifacts::Form;
+use crate::cuda::backward::{self, Backward};
 use crate::cuda::device::CudaDevice;
 use crate::cuda::forward::{Call, workspace_bytes};
 use crate::cuda::kernel::Kernel;
@@ -23,11 +27,13 @@ use crate::tensor::{Place, Raw, TensorMut, TensorRef};
 /// What a plan may be told about its kernel; the default leaves everything to the planner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Preference<'a> {
-    /// A kernel of the table by its name, or a family by its, for tests and benchmarks. Tied to one
-    /// kernel, a call that it cannot run is refused.
+    /// A kernel of the table by its name, for its own direction, or a family by its, for tests and
+    /// benchmarks. Tied to one kernel, a call that it cannot run is refused.
     pub kernel: Option<&'a str>,
     /// The form to load it in.
     pub form: Option<Form>,
+    /// Leaves the backward kernels out: [`Plan::backward_into`] is then refused.
+    pub forward_only: bool,
 }
 
 /// Bytes of caller-provided memory that each direction needs.
@@ -35,6 +41,10 @@ pub struct Preference<'a> {
 pub struct WorkspaceBytes {
     /// Of [`Plan::run_into`].
     pub forward: usize,
+    /// Of [`Plan::backward_into`]: the f32 sums of dQ and two values a query row, at most
+    /// 4·D̂·B·Hq·Sq + 8·B·Hq·Sq with D̂ the compiled head dimension and Sq rounded up to a tile, and
+    /// a few counters.
+    pub backward: usize,
 }
 
 /// Memory that a call uses while it runs, on the plan's device.
@@ -57,7 +67,7 @@ impl<'a> From<TensorMut<'a, u8>> for Workspace<'a> {
 }
 
 /// What a workspace's address is a multiple of.
-pub const WORKSPACE_ALIGNMENT: usize = 4;
+pub const WORKSPACE_ALIGNMENT: usize = 16;
 
 /// A validated call with its kernel: immutable, and usable from any thread.
 pub struct Plan<T> {
@@ -70,13 +80,19 @@ pub struct Plan<T> {
 
 enum Backend {
     Cpu,
-    Cuda(Forward),
+    Cuda(Kernels),
+}
+
+/// The kernels of each direction on a device, or why it has none.
+struct Kernels {
+    device: Arc<CudaDevice>,
+    forward: Forward,
+    backward: Result<Backward>,
 }
 
 /// The forward kernel, and the one that takes over for tensors which the copy engine cannot
 /// address: their addresses and strides are known at the call only.
 struct Forward {
-    device: Arc<CudaDevice>,
     kernel: Arc<Kernel>,
     fallback: Option<Arc<Kernel>>,
 }
@@ -104,14 +120,8 @@ impl Attention {
         let (backend, explanation) = match device.cuda_device() {
             None => (Backend::Cpu, Explanation::of_cpu(self, T::DTYPE)),
             Some(cuda) => {
-                let choice =
-                    choose(self, T::DTYPE, Direction::Forward, &cuda.limits, preference.kernel)?;
-                let kernel = cuda.kernel(choice.spec, preference.form)?;
-                let fallback =
-                    choice.fallback.map(|spec| cuda.kernel(spec, preference.form)).transpose()?;
-                let explanation = Explanation::of_kernel(self, &cuda.limits, &kernel, choice);
-                let forward = Forward { device: cuda.clone(), kernel, fallback };
-                (Backend::Cuda(forward), explanation)
+                let (kernels, explanation) = Kernels::new(self, T::DTYPE, cuda, preference)?;
+                (Backend::Cuda(kernels), explanation)
             }
         };
         Ok(Plan {
@@ -137,11 +147,16 @@ impl<T: Element> Plan<T> {
 
     /// Bytes of workspace that each direction needs.
     pub fn workspace(&self) -> WorkspaceBytes {
-        let forward = match &self.backend {
-            Backend::Cpu => 0,
-            Backend::Cuda(forward) => workspace_bytes(forward.kernel.spec),
-        };
-        WorkspaceBytes { forward }
+        match &self.backend {
+            Backend::Cpu => WorkspaceBytes::default(),
+            Backend::Cuda(kernels) => WorkspaceBytes {
+                forward: workspace_bytes(kernels.forward.kernel.spec),
+                backward: match &kernels.backward {
+                    Ok(backward) => backward.workspace_bytes(&self.attention),
+                    Err(_) => 0,
+                },
+            },
+        }
     }
 
     /// As [`Plan::run_into`], with a workspace of the library's own where one is needed, allocated
@@ -157,8 +172,8 @@ impl<T: Element> Plan<T> {
     ) -> Result<()> {
         match (&self.backend, self.workspace().forward) {
             (Backend::Cpu, _) | (_, 0) => self.run_into(stream, inputs, output, Workspace::none()),
-            (Backend::Cuda(forward), bytes) => {
-                let memory = Scratch::new(&forward.device, stream.handle(self.place)?, bytes)?;
+            (Backend::Cuda(kernels), bytes) => {
+                let memory = Scratch::new(&kernels.device, stream.handle(self.place)?, bytes)?;
                 let workspace = Workspace { raw: Some(memory.raw()?), _life: PhantomData };
                 self.run_into(stream, inputs, output, workspace)
             }
@@ -183,28 +198,28 @@ impl<T: Element> Plan<T> {
         let handle = stream.handle(self.place)?;
         match &self.backend {
             Backend::Cpu => cpu::tiled::forward(&self.attention, &inputs, output, None),
-            Backend::Cuda(forward) => {
+            Backend::Cuda(kernels) => {
                 self.check_forward(&inputs, output, handle)?;
                 let shape = &self.attention.shape;
                 if shape.batch * shape.q_heads * shape.q_len == 0 {
                     return Ok(());
                 }
-                let workspace = self.check_workspace(&workspace, handle)?;
+                let needs = self.workspace().forward;
+                let workspace = self.check_workspace(&workspace, needs, handle)?;
                 let call = Call::new(&self.attention, &inputs, output, workspace);
                 // SAFETY: the tensors were checked against the call just now, and their borrows
                 // and constructors vouch for their memory; the stream is of the plan's device.
-                unsafe { forward.run(&call, handle) }
+                unsafe { kernels.forward.run(&call, &kernels.device, handle) }
             }
         }
     }
 
-    /// Computes the gradients asked for from the forward's results; `d_lse` is the gradient of lse,
-    /// if there is one.
+    /// As [`Plan::backward_into`], with a workspace of the library's own where one is needed,
+    /// allocated on `stream` for the call.
     ///
     /// # Errors
-    /// As [`Plan::run_into`]; [`Error::Unsupported`] on a CUDA device, which has no backward
-    /// kernels yet.
-    pub fn backward_into(
+    /// As [`Plan::backward_into`], and [`Error::OutOfMemory`].
+    pub fn backward(
         &self,
         stream: &Stream,
         saved: &Saved<'_, T>,
@@ -212,140 +227,117 @@ impl<T: Element> Plan<T> {
         d_lse: Option<&TensorRef<'_, f32>>,
         gradients: &mut Gradients<'_, T>,
     ) -> Result<()> {
-        stream.handle(self.place)?;
+        let bytes = self.workspace().backward;
         match &self.backend {
+            Backend::Cuda(kernels) if bytes > 0 => {
+                let handle = stream.handle(self.place)?;
+                self.check_backward(saved, d_o, d_lse, gradients, handle)?;
+                let memory = Scratch::new(&kernels.device, handle, bytes)?;
+                let workspace = Workspace { raw: Some(memory.raw()?), _life: PhantomData };
+                self.backward_into(stream, saved, d_o, d_lse, gradients, workspace)
+            }
+            _ => self.backward_into(stream, saved, d_o, d_lse, gradients, Workspace::none()),
+        }
+    }
+
+    /// Computes the gradients asked for from the forward's results; `d_lse` is the gradient of lse,
+    /// if there is one. On a CUDA device the work is queued on `stream` as three kernels: nothing is
+    /// allocated, copied or waited for, so the call may be captured in a graph. `workspace` holds
+    /// at least [`Plan::workspace`]'s bytes, whatever is in them; calls that may overlap need one
+    /// each.
+    ///
+    /// # Errors
+    /// As [`Plan::run_into`]; [`Error::Unsupported`] where the plan has no backward kernels, with
+    /// the reasons.
+    pub fn backward_into(
+        &self,
+        stream: &Stream,
+        saved: &Saved<'_, T>,
+        d_o: &TensorRef<'_, T>,
+        d_lse: Option<&TensorRef<'_, f32>>,
+        gradients: &mut Gradients<'_, T>,
+        workspace: Workspace<'_>,
+    ) -> Result<()> {
+        let handle = stream.handle(self.place)?;
+        let kernels = match &self.backend {
             Backend::Cpu => {
-                cpu::tiled::backward(&self.attention, saved, d_o, d_lse, gradients, None)
+                return cpu::tiled::backward(&self.attention, saved, d_o, d_lse, gradients, None);
             }
-            Backend::Cuda(forward) => Err(Error::Unsupported {
-                what: "the backward pass".to_owned(),
-                device: forward.device.limits.name.clone(),
-                reasons: "there are no backward kernels yet; the cpu computes it".to_owned(),
-            }),
-        }
-    }
-
-    /// Checks the tensors of a forward call that runs on a device.
-    fn check_forward(
-        &self,
-        inputs: &Inputs<'_, T>,
-        output: &Output<'_, T>,
-        stream: CUstream,
-    ) -> Result<()> {
-        let [q, k, v, o] = self.attention.tensor_dims();
-        self.check("q", &inputs.q.raw, &q, size_of::<T>(), stream)?;
-        self.check("k", &inputs.k.raw, &k, size_of::<T>(), stream)?;
-        self.check("v", &inputs.v.raw, &v, size_of::<T>(), stream)?;
-        self.check("o", &output.o.raw, &o, size_of::<T>(), stream)?;
-        if let Some(lse) = &output.lse {
-            let dims = self.attention.lse_dims();
-            self.check("lse", &lse.raw, &dims, size_of::<f32>(), stream)?;
-            if !lse.raw.is_contiguous() {
-                return Err(Error::argument(
-                    "lse",
-                    format!("strides {:?}", lse.strides()),
-                    "contiguous",
-                ));
-            }
-        }
-        let undeclared = [
-            ("bias", inputs.bias.is_some()),
-            ("boolean_mask", inputs.boolean_mask.is_some()),
-            ("alibi_slopes", inputs.alibi_slopes.is_some()),
-            ("sink", inputs.sink.is_some()),
-            ("key_lengths", inputs.key_lengths.is_some()),
-            ("packed", inputs.packed.is_some()),
-        ];
-        match undeclared.into_iter().find(|(_, given)| *given) {
-            None => Ok(()),
-            Some((tensor, _)) => Err(Error::Presence {
-                tensor,
-                problem: "was given, but the plan's attention does not declare it",
-            }),
-        }
-    }
-
-    /// The address of a workspace that is large enough, or 0 where none is needed.
-    fn check_workspace(&self, workspace: &Workspace<'_>, stream: CUstream) -> Result<u64> {
-        let needs = self.workspace().forward;
-        let Some(raw) = workspace.raw.filter(|_| needs > 0) else {
-            return if needs == 0 { Ok(0) } else { Err(Error::Workspace { had: 0, needs }) };
+            Backend::Cuda(kernels) => kernels,
         };
-        let had = raw.dims().iter().fold(1, |all: usize, dim| all.saturating_mul(*dim));
-        if !raw.is_contiguous() {
-            return Err(Error::argument(
-                "workspace",
-                format!("strides {:?}", raw.strides()),
-                "contiguous",
-            ));
+        let backward = kernels.backward.as_ref().map_err(Clone::clone)?;
+        self.check_backward(saved, d_o, d_lse, gradients, handle)?;
+        let workspace = self.check_workspace(&workspace, self.workspace().backward, handle)?;
+        let shape = &self.attention.shape;
+        let is_wanted = gradients.dq.is_some() || gradients.dk.is_some() || gradients.dv.is_some();
+        if shape.batch * shape.q_heads == 0 || !is_wanted {
+            return Ok(());
         }
-        if had < needs {
-            return Err(Error::Workspace { had, needs });
-        }
-        if raw.place != self.place {
-            return Err(Error::Placement {
-                tensor: "workspace",
-                had: raw.place.to_string(),
-                needs: self.place.to_string(),
-            });
-        }
-        if !raw.address.is_multiple_of(WORKSPACE_ALIGNMENT) {
-            return Err(Error::argument(
-                "workspace",
-                format!("address {:#x}", raw.address),
-                format!("a multiple of {WORKSPACE_ALIGNMENT}"),
-            ));
-        }
-        check_order("workspace", &raw, stream)?;
-        Ok(raw.address as u64)
-    }
-
-    fn check(
-        &self,
-        tensor: &'static str,
-        raw: &Raw,
-        dims: &[usize],
-        element_bytes: usize,
-        stream: CUstream,
-    ) -> Result<()> {
-        if raw.dims() != dims {
-            return Err(Error::Dimensions {
-                tensor,
-                had: raw.dims().to_vec(),
-                needs: dims.to_vec(),
-            });
-        }
-        let last = dims.len() - 1;
-        if raw.strides()[last] != 1 && dims[last] > 1 {
-            return Err(Error::ChannelStride { tensor, had: raw.strides()[last] });
-        }
-        if raw.place != self.place && !raw.is_empty() {
-            return Err(Error::Placement {
-                tensor,
-                had: raw.place.to_string(),
-                needs: self.place.to_string(),
-            });
-        }
-        if !raw.address.is_multiple_of(element_bytes) {
-            return Err(Error::argument(
-                tensor,
-                format!("address {:#x}", raw.address),
-                format!("aligned to its elements of {element_bytes} bytes"),
-            ));
-        }
-        check_order(tensor, raw, stream)
+        let call = backward::Call::new(&self.attention, saved, d_o, d_lse, gradients, workspace);
+        // SAFETY: the tensors were checked against the call just now, and their borrows and
+        // constructors vouch for their memory; the stream is of the plan's device.
+        unsafe { call.run(&kernels.device, backward, handle) }
     }
 }
 
-/// cudarc orders a tensor's accesses on one stream; work on another would race with it.
-fn check_order(tensor: &'static str, raw: &Raw, stream: CUstream) -> Result<()> {
-    match raw.stream {
-        Some(ordered) if ordered != stream as usize => Err(Error::Placement {
-            tensor,
-            had: "another stream, by cudarc's events".to_owned(),
-            needs: "the stream that the plan runs on".to_owned(),
-        }),
-        _ => Ok(()),
+impl Kernels {
+    /// Chooses and loads the kernels of both directions.
+    fn new(
+        attention: &Attention,
+        dtype: Dtype,
+        device: &Arc<CudaDevice>,
+        preference: Preference<'_>,
+    ) -> Result<(Self, Explanation)> {
+        let limits = &device.limits;
+        let load = |spec| device.kernel(spec, preference.form);
+        let named = |direction| named_for(direction, preference.kernel);
+        let choice =
+            choose(attention, dtype, Direction::Forward, limits, named(Direction::Forward))?;
+        let forward = Forward {
+            kernel: load(choice.spec)?,
+            fallback: choice.fallback.map(load).transpose()?,
+        };
+        let mut explanation = Explanation::of_forward(attention, limits, &forward.kernel, choice);
+
+        let named = named(Direction::Backward);
+        let chosen = if preference.forward_only {
+            Err(Error::Unsupported {
+                what: "the backward pass".to_owned(),
+                device: limits.name.clone(),
+                reasons: "the plan was made with `forward_only`".to_owned(),
+            })
+        } else {
+            choose(attention, dtype, Direction::Backward, limits, named)
+        };
+        let backward = match chosen {
+            Ok(choice) => {
+                let backward =
+                    Backward::load(device, choice.spec, choice.fallback, preference.form)?;
+                explanation.backward =
+                    Some(Box::new(Explanation::of_backward(attention, limits, &backward, choice)));
+                Ok(backward)
+            }
+            Err(error) if named.is_some_and(|name| !is_family(name)) => return Err(error),
+            Err(error) => {
+                explanation.no_backward = Some(error.to_string());
+                Err(error)
+            }
+        };
+        Ok((Self { device: device.clone(), forward, backward }, explanation))
+    }
+}
+
+fn is_family(name: &str) -> bool {
+    KERNELS.iter().any(|spec| spec.family.name() == name)
+}
+
+/// The name that ties `direction`: a kernel's ties its own direction only.
+fn named_for(direction: Direction, name: Option<&str>) -> Option<&str> {
+    let spec = KERNELS.iter().find(|spec| Some(spec.name) == name);
+    match spec {
+        Some(spec) if spec.direction != direction => None,
+        None if direction != Direction::Forward => name.filter(|name| is_family(name)),
+        _ => name,
     }
 }
 
@@ -354,27 +346,25 @@ impl Forward {
     ///
     /// # Safety
     /// As [`Call::launch_portable`].
-    unsafe fn run(&self, call: &Call<'_>, stream: CUstream) -> Result<()> {
+    unsafe fn run(&self, call: &Call<'_>, device: &CudaDevice, stream: CUstream) -> Result<()> {
         let kernel = match self.kernel.spec.family {
             Family::Portable => &self.kernel,
             Family::Hopper => match (call.tensor_maps(self.kernel.spec), &self.fallback) {
                 (Ok(plans), _) => {
                     // SAFETY: the caller's promise.
-                    return unsafe {
-                        call.launch_hopper(&self.device, &self.kernel, stream, &plans)
-                    };
+                    return unsafe { call.launch_hopper(device, &self.kernel, stream, &plans) };
                 }
                 (Err(_), Some(fallback)) => fallback,
                 (Err((tensor, refusal)), None) => {
                     return Err(Error::Unsupported {
                         what: format!("{tensor} by {}", self.kernel.spec.name),
-                        device: self.device.limits.name.clone(),
+                        device: device.limits.name.clone(),
                         reasons: refusal.reason().to_owned(),
                     });
                 }
             },
         };
         // SAFETY: the caller's promise.
-        unsafe { call.launch_portable(&self.device, kernel, stream) }
+        unsafe { call.launch_portable(device, kernel, stream) }
     }
 }

@@ -8,6 +8,7 @@
 use crate::axes::{Direction, Dtype, Element, Family, MaskClass, MaskKind};
 use crate::backward::hopper::HopperBackwardPlan;
 use crate::backward::portable::PortableBackwardPlan;
+use crate::backward::scratch::QueryGradientOrder;
 use crate::tile::{SharedPlan, TileShape, Tiling, WARPGROUP_WARPS};
 
 /// One row of the table, as the host sees it.
@@ -130,6 +131,33 @@ impl KernelSpec {
         }
     }
 
+    /// In which order a backward kernel adds to the sums of dQ: the order of its accumulators, by
+    /// the widest addition that its instruction set has.
+    pub const fn query_gradient_order(&self) -> QueryGradientOrder {
+        match self.family {
+            Family::Portable => QueryGradientOrder::Values,
+            Family::Hopper => QueryGradientOrder::Lanes,
+        }
+    }
+
+    /// What a backward kernel wants lse multiplied by.
+    pub const fn lse_factor(&self) -> f32 {
+        match self.family {
+            Family::Portable => 1.0,
+            Family::Hopper => core::f32::consts::LOG2_E,
+        }
+    }
+
+    /// Counters of a backward kernel: the one that blocks draw their work from, where they are
+    /// persistent or ordered, and the turn of each of `query_tiles`, where they are ordered.
+    pub const fn counters(&self, query_tiles: u64, ordered: bool) -> u64 {
+        match (self.family, ordered) {
+            (_, true) => 1 + query_tiles,
+            (Family::Hopper, false) => 1,
+            (Family::Portable, false) => 0,
+        }
+    }
+
     /// Alignment of the parameter structure in bytes: tensor maps by value need 64, which the build
     /// writes into the PTX, since rustc can't.
     pub const fn parameter_alignment(&self) -> u32 {
@@ -178,6 +206,42 @@ macro_rules! kernel_table {
             portable_forward_d64x256_bf16_causal = Portable Forward<Portable64x256, Bf16, Causal>;
             portable_forward_d64x256_f16_full = Portable Forward<Portable64x256, F16, Full>;
             portable_forward_d64x256_f16_causal = Portable Forward<Portable64x256, F16, Causal>;
+            portable_preprocess_bf16 = Portable Preprocess<BackwardRows, Bf16, Full>;
+            portable_preprocess_f16 = Portable Preprocess<BackwardRows, F16, Full>;
+            portable_backward_d32_bf16_full = Portable Backward<PortableBackward32, Bf16, Full>;
+            portable_backward_d32_bf16_causal = Portable Backward<PortableBackward32, Bf16, Causal>;
+            portable_backward_d32_f16_full = Portable Backward<PortableBackward32, F16, Full>;
+            portable_backward_d32_f16_causal = Portable Backward<PortableBackward32, F16, Causal>;
+            portable_backward_d64_bf16_full = Portable Backward<PortableBackward64, Bf16, Full>;
+            portable_backward_d64_bf16_causal = Portable Backward<PortableBackward64, Bf16, Causal>;
+            portable_backward_d64_f16_full = Portable Backward<PortableBackward64, F16, Full>;
+            portable_backward_d64_f16_causal = Portable Backward<PortableBackward64, F16, Causal>;
+            portable_backward_d96_bf16_full = Portable Backward<PortableBackward96, Bf16, Full>;
+            portable_backward_d96_bf16_causal = Portable Backward<PortableBackward96, Bf16, Causal>;
+            portable_backward_d96_f16_full = Portable Backward<PortableBackward96, F16, Full>;
+            portable_backward_d96_f16_causal = Portable Backward<PortableBackward96, F16, Causal>;
+            portable_backward_d128_bf16_full = Portable Backward<PortableBackward128, Bf16, Full>;
+            portable_backward_d128_bf16_causal = Portable Backward<PortableBackward128, Bf16, Causal>;
+            portable_backward_d128_f16_full = Portable Backward<PortableBackward128, F16, Full>;
+            portable_backward_d128_f16_causal = Portable Backward<PortableBackward128, F16, Causal>;
+            portable_backward_d192_bf16_full = Portable Backward<PortableBackward192, Bf16, Full>;
+            portable_backward_d192_bf16_causal = Portable Backward<PortableBackward192, Bf16, Causal>;
+            portable_backward_d192_f16_full = Portable Backward<PortableBackward192, F16, Full>;
+            portable_backward_d192_f16_causal = Portable Backward<PortableBackward192, F16, Causal>;
+            portable_backward_d256_bf16_full = Portable Backward<PortableBackward256, Bf16, Full>;
+            portable_backward_d256_bf16_causal = Portable Backward<PortableBackward256, Bf16, Causal>;
+            portable_backward_d256_f16_full = Portable Backward<PortableBackward256, F16, Full>;
+            portable_backward_d256_f16_causal = Portable Backward<PortableBackward256, F16, Causal>;
+            portable_backward_d192x128_bf16_full = Portable Backward<PortableBackward192x128, Bf16, Full>;
+            portable_backward_d192x128_bf16_causal = Portable Backward<PortableBackward192x128, Bf16, Causal>;
+            portable_backward_d192x128_f16_full = Portable Backward<PortableBackward192x128, F16, Full>;
+            portable_backward_d192x128_f16_causal = Portable Backward<PortableBackward192x128, F16, Causal>;
+            portable_backward_d64x256_bf16_full = Portable Backward<PortableBackward64x256, Bf16, Full>;
+            portable_backward_d64x256_bf16_causal = Portable Backward<PortableBackward64x256, Bf16, Causal>;
+            portable_backward_d64x256_f16_full = Portable Backward<PortableBackward64x256, F16, Full>;
+            portable_backward_d64x256_f16_causal = Portable Backward<PortableBackward64x256, F16, Causal>;
+            portable_convert_bf16 = Portable Convert<BackwardRows, Bf16, Full>;
+            portable_convert_f16 = Portable Convert<BackwardRows, F16, Full>;
             hopper_forward_d64_bf16_full = Hopper Forward<Hopper64, Bf16, Full>;
             hopper_forward_d64_bf16_causal = Hopper Forward<Hopper64, Bf16, Causal>;
             hopper_forward_d64_f16_full = Hopper Forward<Hopper64, F16, Full>;

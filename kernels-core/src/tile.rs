@@ -103,6 +103,11 @@ impl TileShape {
     pub const fn q_blocks(&self, q_len: usize) -> usize {
         q_len.div_ceil(self.q_rows as usize)
     }
+
+    /// Blocks of keys of a sequence of `kv_len` keys.
+    pub const fn kv_blocks(&self, kv_len: usize) -> usize {
+        kv_len.div_ceil(self.kv_columns as usize)
+    }
 }
 
 /// Named offsets, in bytes, into a block's dynamic shared memory.

@@ -1,13 +1,14 @@
 //! Moving 16-bit tiles between global memory, shared memory and `mma` operands.
 
+use ferroflash_core::fragment::Fragment;
 use ferroflash_core::params::DeviceTensor;
 use ferroflash_core::swizzle::{CHUNK_BYTES, CHUNK_ELEMENTS, PanelLayout};
 
 use crate::ptx::async_copy::{cp_async_4, cp_async_8, cp_async_16};
-use crate::ptx::matrix::{ldmatrix_x4, ldmatrix_x4_trans, stmatrix_x4};
+use crate::ptx::matrix::{MatrixElement, ldmatrix_x4, ldmatrix_x4_trans, stmatrix_x4};
 use crate::ptx::memory::{
     load_global_u16, load_shared_u16, load_shared_v4, store_global_u16, store_global_v4,
-    store_shared_u16,
+    store_shared_u16, store_shared_u32,
 };
 
 /// Rows of one head of a tensor, starting at a row that a tile starts at.
@@ -222,6 +223,13 @@ impl LaneAddress {
         Self { base: (shared + layout.chunk_offset(row, 0)) ^ (lane / 8 % 2 * CHUNK_BYTES) }
     }
 
+    /// The way into the tile whose origin is (`row`, `column`), multiples of 16 that need not be
+    /// constants. Columns read from there add to `column` without a carry inside a panel.
+    #[inline(always)]
+    pub fn moved(self, layout: &PanelLayout, row: u32, column: u32) -> Self {
+        Self { base: self.block(layout, row, column) }
+    }
+
     /// Address in the block `row` (a multiple of 16) rows down and `column` (a multiple of 16)
     /// elements right.
     #[inline(always)]
@@ -256,4 +264,55 @@ impl LaneAddress {
     pub unsafe fn store(self, layout: &PanelLayout, row: u32, column: u32, values: [u32; 4]) {
         stmatrix_x4(self.block(layout, row, column), values);
     }
+}
+
+/// A lane's way into a tile for accumulators: where its pair of the 8×8 block at the tile's origin
+/// lies. Other blocks differ by constants, as [`LaneAddress`]'s do.
+#[derive(Clone, Copy)]
+pub struct PairAddress {
+    base: u32,
+}
+
+impl PairAddress {
+    /// Of the tile at `shared`, from the block at (`row`, `column`) on, a multiple of 8 each.
+    #[inline(always)]
+    pub fn new(layout: &PanelLayout, shared: u32, row: u32, column: u32, lane: u32) -> Self {
+        Self { base: shared + layout.element_offset(row + lane / 4, column + lane % 4 * 2) }
+    }
+
+    /// Stores a packed pair into the block `row` rows down and `column` columns right, multiples of
+    /// 8 that add to the first block's without a carry inside a panel.
+    ///
+    /// # Safety
+    /// The block lies in the tile, and is the warp's to write.
+    #[inline(always)]
+    pub unsafe fn store(self, layout: &PanelLayout, row: u32, column: u32, pair: u32) {
+        let (panel, inner) = (column / layout.panel_columns(), column % layout.panel_columns());
+        let place = (self.base ^ (inner * 2)) + panel * layout.panel_bytes();
+        store_shared_u32(place + row * layout.row_bytes(), pair);
+    }
+}
+
+/// Adds `a · b` to the four accumulator values at `first`.
+///
+/// # Safety
+/// All lanes of the warp call this alike; the accumulator has the values.
+#[inline(always)]
+pub unsafe fn accumulate<E: MatrixElement, F: Fragment>(
+    accumulator: &mut F,
+    first: usize,
+    a: [u32; 4],
+    b: [u32; 2],
+) {
+    let c = [
+        accumulator.at(first),
+        accumulator.at(first + 1),
+        accumulator.at(first + 2),
+        accumulator.at(first + 3),
+    ];
+    let c = E::mma(a, b, c);
+    *accumulator.at_mut(first) = c[0];
+    *accumulator.at_mut(first + 1) = c[1];
+    *accumulator.at_mut(first + 2) = c[2];
+    *accumulator.at_mut(first + 3) = c[3];
 }

@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::tensor::Raw;
 
 /// Share of the second-level cache that the K and V of one section of heads may take.
-const CACHE_SHARE: (u64, u64) = (3, 5);
+pub(super) const CACHE_SHARE: (u64, u64) = (3, 5);
 
 /// Heads of a section of short sequences, for persistent blocks: with more, the query blocks of a
 /// head come too far apart. Measured on an H200 at 512 rows, where 32 heads gain 1 to 4 % on 128.
@@ -53,7 +53,7 @@ pub(crate) fn schedule(
 
 /// The visible cells, as the kernels take them. Keys past every row's range are cut off, so that
 /// what they hold never reaches a product; an unbounded side becomes one that sums in 32 bits.
-fn device_visibility(attention: &Attention) -> Visibility {
+pub(super) fn device_visibility(attention: &Attention) -> Visibility {
     let shape = &attention.shape;
     let visible = attention.mask.visibility(shape.q_len, shape.kv_len);
     let everything = (shape.q_len + shape.kv_len) as i32;
@@ -217,13 +217,13 @@ pub(crate) fn grid(spec: &KernelSpec, schedule: &ForwardSchedule, limits: &Limit
 }
 
 /// Strides of a `[batch, row, head, channel]` tensor; 0 along an axis of one element.
-fn strides(raw: &Raw) -> Strides {
+pub(super) fn strides(raw: &Raw) -> Strides {
     let stride = |axis: usize| if raw.dims()[axis] > 1 { raw.strides()[axis] } else { 0 };
     Strides { batch: stride(0), row: stride(1), head: stride(2) }
 }
 
 /// A `[batch, row, head, channel]` tensor of `size`-byte elements as kernels take it.
-fn device_tensor(raw: &Raw, size: usize) -> DeviceTensor {
+pub(super) fn device_tensor(raw: &Raw, size: usize) -> DeviceTensor {
     let strides = strides(raw);
     let aligned = [strides.batch, strides.row, strides.head]
         .iter()

@@ -4,6 +4,7 @@
 //! answers [`Error::NoDriver`](crate::Error::NoDriver).
 
 pub(crate) mod artifacts;
+pub(crate) mod backward;
 pub(crate) mod device;
 pub(crate) mod driver;
 pub(crate) mod forward;

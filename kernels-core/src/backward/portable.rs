@@ -43,7 +43,7 @@ pub struct PortableBackwardPlan {
     pub p: u32,
     /// lse and delta of a Q stage's rows, then of the next's.
     pub rows: u32,
-    /// The block's work, where it is drawn from a counter.
+    /// The block's work, 32 bytes.
     pub work: u32,
     /// Bytes of the whole plan.
     pub bytes: u32,
@@ -56,7 +56,8 @@ impl PortableBackwardPlan {
         let row_tiles = if tile.warps < groups { groups / tile.warps } else { 1 };
         let splits = tile.warps * row_tiles / groups;
         let queries = tile.q_rows / splits;
-        let queries_at_once = if queries < 32 { queries } else { 32 };
+        let most = 32 / row_tiles;
+        let queries_at_once = if queries < most { queries } else { most };
         let pairs = tile.q_rows / (2 * MMA_ROWS);
         let paired = tile.head_dim * pairs / tile.warps;
         let (dq_row_tiles, dq_columns) =
@@ -73,7 +74,7 @@ impl PortableBackwardPlan {
         let p = aligned(ds + Self::transposed_layout(tile).bytes());
         let rows = if splits > 1 { aligned(p + Self::transposed_layout(tile).bytes()) } else { p };
         let work = rows + QUERY_STAGES * 2 * tile.q_rows * 4;
-        let bytes = work + 16;
+        let bytes = work + 32;
         assert!(v + tile.v_layout().bytes() <= ds, "V fits where the Q and dO rings will be");
         assert!(tile.k_layout().bytes() + tile.v_layout().bytes() <= bytes, "dK and dV fit");
         Self {
@@ -120,7 +121,7 @@ impl PortableBackwardPlan {
     /// Block-wide barriers in the body.
     pub const fn barriers(tile: TileShape) -> u32 {
         let plan = Self::new(tile);
-        // The drawn work; two around V's way into registers; two a step, and one more where a lone
+        // The block's work; two around V's way into registers; two a step, and one more where a lone
         // dO tile must be free early; two around an ordered sum; two around dK and dV.
         let values = if plan.values_in_registers { 2 } else { 0 };
         let lone = if plan.splits > 1 && tile.stages == 1 { 1 } else { 0 };

@@ -1,3 +1,6 @@
 //! The kernels of the backward pass: preprocess, main and convert.
 
+pub mod convert;
 pub mod hopper;
+pub mod portable;
+pub mod preprocess;

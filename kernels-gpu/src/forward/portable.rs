@@ -34,7 +34,7 @@ use crate::ptx::async_copy::{commit_group, wait_group};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::{dynamic_shared, store_global_f32, store_shared_u32};
 use crate::ptx::thread::{block_idx_x, opaque, sync_threads, thread_idx_x};
-use crate::tile::{LaneAddress, Rows, copy_tile, write_tile};
+use crate::tile::{LaneAddress, Rows, accumulate, copy_tile, write_tile};
 
 /// Threads of a block: four warps, whatever the tile.
 const THREADS: u32 = 128;
@@ -215,27 +215,6 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
 #[inline(always)]
 const fn fragment_row(row: usize) -> u32 {
     (row / 2 * 16 + row % 2 * 8) as u32
-}
-
-/// Adds `a · b` to the four accumulator values at `first`.
-#[inline(always)]
-unsafe fn accumulate<E: MatrixElement, F: Fragment>(
-    accumulator: &mut F,
-    first: usize,
-    a: [u32; 4],
-    b: [u32; 2],
-) {
-    let c = [
-        accumulator.at(first),
-        accumulator.at(first + 1),
-        accumulator.at(first + 2),
-        accumulator.at(first + 3),
-    ];
-    let c = E::mma(a, b, c);
-    *accumulator.at_mut(first) = c[0];
-    *accumulator.at_mut(first + 1) = c[1];
-    *accumulator.at_mut(first + 2) = c[2];
-    *accumulator.at_mut(first + 3) = c[3];
 }
 
 /// Which rows of which head a block owns; made afresh at the end, as [`Warp`] is.

@@ -2,12 +2,15 @@
 
 use ferroflash_core::axes::{Bf16, Element, F16};
 
-use super::convert::{max_bf16x2, max_f16x2, pack_bf16x2, pack_f16x2};
+use super::convert::{max_bf16x2, max_f16x2, pack_bf16x2, pack_f16x2, unpack_bf16x2, unpack_f16x2};
 
 /// An element type the tensor cores multiply.
 pub trait MatrixElement: Element {
     /// Two values rounded to nearest, `low` in the low half.
     fn pack(low: f32, high: f32) -> u32;
+
+    /// The two values of a pair, the low one first.
+    fn unpack(pair: u32) -> [f32; 2];
 
     /// The larger of each half; if one operand is NaN, the other.
     fn max_pair(a: u32, b: u32) -> u32;
@@ -21,11 +24,16 @@ pub trait MatrixElement: Element {
 }
 
 macro_rules! matrix_element {
-    ($element:ty, $name:literal, $pack:ident, $max:ident) => {
+    ($element:ty, $name:literal, $pack:ident, $unpack:ident, $max:ident) => {
         impl MatrixElement for $element {
             #[inline(always)]
             fn pack(low: f32, high: f32) -> u32 {
                 $pack(low, high)
+            }
+
+            #[inline(always)]
+            fn unpack(pair: u32) -> [f32; 2] {
+                $unpack(pair)
             }
 
             #[inline(always)]
@@ -52,8 +60,8 @@ macro_rules! matrix_element {
         }
     };
 }
-matrix_element!(Bf16, "bf16", pack_bf16x2, max_bf16x2);
-matrix_element!(F16, "f16", pack_f16x2, max_f16x2);
+matrix_element!(Bf16, "bf16", pack_bf16x2, unpack_bf16x2, max_bf16x2);
+matrix_element!(F16, "f16", pack_f16x2, unpack_f16x2, max_f16x2);
 
 /// `ldmatrix.sync.aligned.m8n8.x4.shared.b16` (PTX ISA, "ldmatrix"): four 8×8 matrices of 16-bit
 /// elements; lanes 8i .. 8i+8 give the addresses of the rows of matrix i, and register i holds this

@@ -29,6 +29,30 @@ pub unsafe fn load_global_u16(address: u64) -> u16 {
     value
 }
 
+/// `ld.global.nc.f32` (PTX ISA, "ld.global.nc"): a value that no one writes during the kernel.
+///
+/// # Safety
+/// `address` is aligned to 4 and readable.
+#[inline(always)]
+pub unsafe fn load_global_f32(address: u64) -> f32 {
+    let value: f32;
+    ptx_asm!("ld.global.nc.f32 {0}, [{1}];", out(reg32) value, in(reg64) address,
+        options(nostack, readonly));
+    value
+}
+
+/// `ld.global.nc.v4.u32` (PTX ISA, "ld.global.nc"): 16 bytes that no one writes during the kernel.
+///
+/// # Safety
+/// `address` is aligned to 16 and readable.
+#[inline(always)]
+pub unsafe fn load_global_v4(address: u64) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    ptx_asm!("ld.global.nc.v4.u32 {{{0}, {1}, {2}, {3}}}, [{4}];", out(reg32) a, out(reg32) b,
+        out(reg32) c, out(reg32) d, in(reg64) address, options(nostack, readonly));
+    [a, b, c, d]
+}
+
 /// `st.global.u16` (PTX ISA, "st").
 ///
 /// # Safety
@@ -135,6 +159,28 @@ pub unsafe fn fetch_add_global_u32(address: u64, value: u32) -> u32 {
     old
 }
 
+/// `red.relaxed.gpu.global.add.f32` (PTX ISA, "red"): adds, and returns nothing.
+///
+/// # Safety
+/// As [`fetch_add_global_u32`].
+#[inline(always)]
+pub unsafe fn add_global_f32(address: u64, value: f32) {
+    ptx_asm!("red.relaxed.gpu.global.add.f32 [{0}], {1};", in(reg64) address, in(reg32) value,
+        options(nostack));
+}
+
+/// `ld.shared.v2.f32` (PTX ISA, "ld"): 8 bytes.
+///
+/// # Safety
+/// `address` is aligned to 8 and inside the block's shared memory.
+#[inline(always)]
+pub unsafe fn load_shared_v2_f32(address: u32) -> [f32; 2] {
+    let (a, b): (f32, f32);
+    ptx_asm!("ld.shared.v2.f32 {{{0}, {1}}}, [{2}];", out(reg32) a, out(reg32) b,
+        in(reg32) address, options(nostack));
+    [a, b]
+}
+
 /// `ld.shared.u16` (PTX ISA, "ld").
 ///
 /// # Safety
@@ -155,18 +201,6 @@ pub unsafe fn load_shared_u32(address: u32) -> u32 {
     let value: u32;
     ptx_asm!("ld.shared.u32 {0}, [{1}];", out(reg32) value, in(reg32) address, options(nostack));
     value
-}
-
-/// `ld.shared.v2.f32` (PTX ISA, "ld"): 8 bytes.
-///
-/// # Safety
-/// `address` is aligned to 8 and inside the block's shared memory.
-#[inline(always)]
-pub unsafe fn load_shared_v2_f32(address: u32) -> [f32; 2] {
-    let (a, b): (f32, f32);
-    ptx_asm!("ld.shared.v2.f32 {{{0}, {1}}}, [{2}];", out(reg32) a, out(reg32) b,
-        in(reg32) address, options(nostack));
-    [a, b]
 }
 
 /// `ld.shared.v4.u32` (PTX ISA, "ld"): 16 bytes.

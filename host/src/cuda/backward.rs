@@ -1,0 +1,410 @@
+//! The backward call on a device: from checked tensors to its launches (M4.4 §0x06.1).
+
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use ferroflash_core::axes::{Direction, Dtype, Family};
+use ferroflash_core::backward::hopper::hopper_backward_boxes;
+use ferroflash_core::backward::params::{
+    BackwardScratch, ConvertParams, HopperBackwardParams, PortableBackwardParams, PreprocessParams,
+};
+use ferroflash_core::backward::schedule::BackwardSchedule;
+use ferroflash_core::backward::scratch::ScratchSizes;
+use ferroflash_core::params::DeviceTensor;
+use ferroflash_core::shape::{Shape, Strides};
+use ferroflash_core::table::{KERNELS, KernelSpec};
+use ferroflash_core::tensor_map::{MapRefusal, TensorMapPlan};
+
+use super::artifacts::Form;
+use super::device::{CudaDevice, Limits};
+use super::forward::{CACHE_SHARE, device_tensor, device_visibility, strides};
+use super::kernel::Kernel;
+use super::tensor_map;
+use crate::attention::{Attention, Gradients, Saved};
+use crate::element::Element;
+use crate::error::{Error, Result};
+use crate::tensor::{Raw, TensorRef};
+
+/// Rows and channels that a preprocess or convert block takes.
+const STAGE_TILE: usize = 64;
+
+/// The kernels of a backward call, and the main one that takes over for tensors which the copy
+/// engine cannot address.
+pub(crate) struct Backward {
+    pub(crate) preprocess: Arc<Kernel>,
+    pub(crate) main: Arc<Kernel>,
+    pub(crate) fallback: Option<Arc<Kernel>>,
+    pub(crate) convert: Arc<Kernel>,
+}
+
+impl Backward {
+    /// Loads the kernels around `main`.
+    pub(crate) fn load(
+        device: &CudaDevice,
+        main: &'static KernelSpec,
+        fallback: Option<&'static KernelSpec>,
+        form: Option<Form>,
+    ) -> Result<Self> {
+        let stage = |direction: Direction| {
+            let mut stages = KERNELS.iter().filter(|spec| spec.direction == direction);
+            let spec = stages.find(|spec| spec.dtype == main.dtype);
+            let spec = spec.ok_or_else(|| Error::Unsupported {
+                what: format!("{} of {}", direction.name(), main.dtype),
+                device: device.limits.name.clone(),
+                reasons: "the kernel table has no such kernel".to_owned(),
+            })?;
+            device.kernel(spec, form)
+        };
+        Ok(Self {
+            preprocess: stage(Direction::Preprocess)?,
+            main: device.kernel(main, form)?,
+            fallback: fallback.map(|spec| device.kernel(spec, form)).transpose()?,
+            convert: stage(Direction::Convert)?,
+        })
+    }
+
+    /// Bytes of workspace, whichever main kernel runs.
+    pub(crate) fn workspace_bytes(&self, attention: &Attention) -> usize {
+        let of = |kernel: &Arc<Kernel>| workspace_bytes(attention, kernel.spec);
+        of(&self.main).max(self.fallback.as_ref().map_or(0, of))
+    }
+}
+
+/// What the stages share, for a call that wants every gradient.
+fn scratch_sizes(attention: &Attention, spec: &KernelSpec) -> ScratchSizes {
+    let shape = &attention.shape;
+    let rows = spec.tile.q_rows as usize;
+    let batch_heads = shape.batch as u64 * shape.q_heads as u64;
+    let tiles = shape.q_len.div_ceil(rows);
+    ScratchSizes {
+        batch_heads,
+        padded_rows: (tiles * rows) as u32,
+        dq_channels: spec.tile.head_dim,
+        counters: spec.counters(batch_heads * tiles as u64, attention.deterministic),
+    }
+}
+
+/// Bytes of workspace that a backward call through `spec` needs.
+pub(crate) fn workspace_bytes(attention: &Attention, spec: &KernelSpec) -> usize {
+    match attention.shape.q_len {
+        0 => 0,
+        _ => usize::try_from(scratch_sizes(attention, spec).bytes()).unwrap_or(usize::MAX),
+    }
+}
+
+/// The largest grid among the stages of a backward call through `spec`; `None` past 64 bits.
+pub(crate) fn most_blocks(shape: &Shape, spec: &KernelSpec) -> Option<usize> {
+    let rows = spec.tile.q_rows as usize;
+    let padded = shape.q_len.div_ceil(rows) * rows;
+    let panels = (spec.tile.head_dim as usize).div_ceil(STAGE_TILE);
+    let stages = padded.div_ceil(STAGE_TILE) * panels;
+    let stages = stages.checked_mul(shape.batch)?.checked_mul(shape.q_heads)?;
+    let main = spec.tile.kv_blocks(shape.kv_len);
+    Some(stages.max(main.checked_mul(shape.batch)?.checked_mul(shape.kv_heads)?))
+}
+
+/// The order in which blocks of `spec` take a call's key blocks on a device.
+pub(crate) fn schedule(
+    attention: &Attention,
+    spec: &KernelSpec,
+    limits: &Limits,
+) -> BackwardSchedule {
+    let shape = &attention.shape;
+    let batch_heads = (shape.batch * shape.kv_heads) as u32;
+    // A row's Q and dO, and its sums of dQ.
+    let channels = (shape.head_dim + shape.value_dim) as u64;
+    let row = channels * spec.dtype.bytes() as u64 + 4 * u64::from(spec.tile.head_dim);
+    let bytes_per_head = (shape.q_len * shape.group()) as u64 * row;
+    let cache = limits.l2_bytes * CACHE_SHARE.0 / CACHE_SHARE.1;
+    BackwardSchedule {
+        kv_blocks: spec.tile.kv_blocks(shape.kv_len) as u32,
+        batch_heads,
+        section: BackwardSchedule::section_for(batch_heads, bytes_per_head, cache),
+    }
+}
+
+/// Blocks that the main kernel is launched with: persistent ones fill the device once.
+pub(crate) fn grid(spec: &KernelSpec, schedule: &BackwardSchedule, limits: &Limits) -> u64 {
+    match spec.family {
+        Family::Portable => schedule.blocks(),
+        Family::Hopper => schedule.blocks().min(u64::from(limits.multiprocessors)),
+    }
+}
+
+/// A backward call with its tensors, checked against each other.
+pub(crate) struct Call<'a> {
+    attention: &'a Attention,
+    dtype: Dtype,
+    q: &'a Raw,
+    k: &'a Raw,
+    v: &'a Raw,
+    o: &'a Raw,
+    d_o: &'a Raw,
+    /// Address of lse.
+    lse: u64,
+    /// Address of its gradient, or 0.
+    d_lse: u64,
+    dq: Option<&'a Raw>,
+    dk: Option<&'a Raw>,
+    dv: Option<&'a Raw>,
+    /// Address of the workspace, as large as [`Backward::workspace_bytes`] says.
+    workspace: u64,
+}
+
+impl<'a> Call<'a> {
+    pub(crate) fn new<T: Element>(
+        attention: &'a Attention,
+        saved: &'a Saved<'_, T>,
+        d_o: &'a TensorRef<'_, T>,
+        d_lse: Option<&TensorRef<'_, f32>>,
+        gradients: &'a Gradients<'_, T>,
+        workspace: u64,
+    ) -> Self {
+        Self {
+            attention,
+            dtype: T::DTYPE,
+            q: &saved.inputs.q.raw,
+            k: &saved.inputs.k.raw,
+            v: &saved.inputs.v.raw,
+            o: &saved.o.raw,
+            d_o: &d_o.raw,
+            lse: saved.lse.raw.address as u64,
+            d_lse: d_lse.map_or(0, |d_lse| d_lse.raw.address as u64),
+            dq: gradients.dq.as_ref().map(|dq| &dq.raw),
+            dk: gradients.dk.as_ref().map(|dk| &dk.raw),
+            dv: gradients.dv.as_ref().map(|dv| &dv.raw),
+            workspace,
+        }
+    }
+
+    /// Queues the stages on `stream`.
+    ///
+    /// # Safety
+    /// The tensors and the workspace are valid on the device until the launches have completed on
+    /// `stream`, which belongs to the device's context.
+    pub(crate) unsafe fn run(
+        &self,
+        device: &CudaDevice,
+        backward: &Backward,
+        stream: sys::CUstream,
+    ) -> Result<()> {
+        let maps = match backward.main.spec.family {
+            Family::Portable => None,
+            Family::Hopper => match (self.tensor_maps(backward.main.spec), &backward.fallback) {
+                (Ok(plans), _) => Some(plans),
+                (Err(_), Some(_)) => None,
+                (Err((tensor, refusal)), None) => {
+                    return Err(Error::Unsupported {
+                        what: format!("{tensor} by {}", backward.main.spec.name),
+                        device: device.limits.name.clone(),
+                        reasons: refusal.reason().to_owned(),
+                    });
+                }
+            },
+        };
+        let is_fallback = backward.main.spec.family == Family::Hopper && maps.is_none();
+        let main = match &backward.fallback {
+            Some(fallback) if is_fallback => fallback,
+            _ => &backward.main,
+        };
+        let sizes = scratch_sizes(self.attention, main.spec);
+        let dq_channels = if self.dq.is_some() { sizes.dq_channels } else { 0 };
+        let scratch = ScratchSizes { dq_channels, ..sizes }.at(self.workspace);
+        // SAFETY: the caller's promise; each stage is given its own kernel.
+        unsafe {
+            self.preprocess(device, &backward.preprocess, main.spec, stream, &sizes, scratch)?;
+            match maps {
+                Some(plans) => self.launch_hopper(device, main, stream, scratch, &plans)?,
+                None => self.launch_portable(device, main, stream, scratch)?,
+            }
+            self.convert(device, &backward.convert, main.spec, stream, scratch)
+        }
+    }
+
+    fn batch_heads(&self) -> u32 {
+        (self.attention.shape.batch * self.attention.shape.q_heads) as u32
+    }
+
+    /// Whether there are query rows: without any, dK and dV are zero and nothing is summed.
+    fn has_rows(&self) -> bool {
+        self.attention.shape.q_len > 0
+    }
+
+    /// # Safety
+    /// As [`Self::run`]; `kernel` is a preprocess kernel.
+    unsafe fn preprocess(
+        &self,
+        device: &CudaDevice,
+        kernel: &Kernel,
+        main: &KernelSpec,
+        stream: sys::CUstream,
+        sizes: &ScratchSizes,
+        scratch: BackwardScratch,
+    ) -> Result<()> {
+        if !self.has_rows() {
+            return Ok(());
+        }
+        let size = self.dtype.bytes();
+        let params = PreprocessParams {
+            o: device_tensor(self.o, size),
+            d_o: device_tensor(self.d_o, size),
+            lse: self.lse,
+            d_lse: self.d_lse,
+            scratch,
+            counters: sizes.counters as u32,
+            q_len: self.attention.shape.q_len as u32,
+            q_heads: self.attention.shape.q_heads as u32,
+            batch_heads: self.batch_heads(),
+            lse_factor: main.lse_factor(),
+        };
+        let blocks = scratch.padded_rows.div_ceil(STAGE_TILE as u32) * self.batch_heads();
+        // SAFETY: these are the parameters of a preprocess kernel; the rest is the caller's promise.
+        // The planner checked that the blocks fit the grid.
+        unsafe { kernel.launch(device, stream, blocks, &params) }
+    }
+
+    /// # Safety
+    /// As [`Self::run`]; `kernel` is a convert kernel.
+    unsafe fn convert(
+        &self,
+        device: &CudaDevice,
+        kernel: &Kernel,
+        main: &KernelSpec,
+        stream: sys::CUstream,
+        scratch: BackwardScratch,
+    ) -> Result<()> {
+        let Some(dq) = self.dq.filter(|_| self.has_rows()) else { return Ok(()) };
+        let params = ConvertParams {
+            scratch,
+            dq: device_tensor(dq, self.dtype.bytes()),
+            order: main.query_gradient_order(),
+            q_len: self.attention.shape.q_len as u32,
+            q_heads: self.attention.shape.q_heads as u32,
+            batch_heads: self.batch_heads(),
+            scale: self.attention.scale_factor(),
+        };
+        let tile = STAGE_TILE as u32;
+        let panels = scratch.dq_channels.div_ceil(tile);
+        let blocks = scratch.padded_rows.div_ceil(tile) * panels * self.batch_heads();
+        // SAFETY: these are the parameters of a convert kernel; the rest is the caller's promise.
+        // The planner checked that the blocks fit the grid.
+        unsafe { kernel.launch(device, stream, blocks, &params) }
+    }
+
+    /// # Safety
+    /// As [`Self::run`]; `kernel` is a portable backward kernel.
+    unsafe fn launch_portable(
+        &self,
+        device: &CudaDevice,
+        kernel: &Kernel,
+        stream: sys::CUstream,
+        scratch: BackwardScratch,
+    ) -> Result<()> {
+        let shape = &self.attention.shape;
+        let schedule = schedule(self.attention, kernel.spec, &device.limits);
+        if schedule.blocks() == 0 {
+            return Ok(());
+        }
+        let size = self.dtype.bytes();
+        let params = PortableBackwardParams {
+            q: device_tensor(self.q, size),
+            k: device_tensor(self.k, size),
+            v: device_tensor(self.v, size),
+            d_o: device_tensor(self.d_o, size),
+            dk: wanted(self.dk, size),
+            dv: wanted(self.dv, size),
+            scratch,
+            schedule,
+            visibility: device_visibility(self.attention),
+            kv_rows: shape.kv_len as u32,
+            q_heads: shape.q_heads as u32,
+            kv_heads: shape.kv_heads as u32,
+            group: shape.group() as u32,
+            scale: self.attention.scale_factor(),
+            ordered: self.ordered(),
+        };
+        // SAFETY: these are the parameters of a portable backward kernel; the rest is the caller's
+        // promise. The planner checked that the blocks fit the grid.
+        unsafe { kernel.launch(device, stream, schedule.blocks() as u32, &params) }
+    }
+
+    /// Launches `kernel` with the plans that [`Self::tensor_maps`] made.
+    ///
+    /// # Safety
+    /// As [`Self::run`]; `kernel` is a hopper backward kernel.
+    unsafe fn launch_hopper(
+        &self,
+        device: &CudaDevice,
+        kernel: &Kernel,
+        stream: sys::CUstream,
+        scratch: BackwardScratch,
+        plans: &[TensorMapPlan; 4],
+    ) -> Result<()> {
+        // Encoding a tensor map needs a context, which the caller may not have.
+        let _current = device.enter()?;
+        let shape = &self.attention.shape;
+        let schedule = schedule(self.attention, kernel.spec, &device.limits);
+        let scale = self.attention.scale_factor();
+        let size = self.dtype.bytes();
+        let map = |raw: &Raw, plan| {
+            tensor_map::encode(kernel.spec.name, raw.address as u64, plan, self.dtype)
+        };
+        let params = HopperBackwardParams {
+            maps: [
+                map(self.q, &plans[0])?,
+                map(self.k, &plans[1])?,
+                map(self.v, &plans[2])?,
+                map(self.d_o, &plans[3])?,
+            ],
+            dk: wanted(self.dk, size),
+            dv: wanted(self.dv, size),
+            scratch,
+            schedule,
+            visibility: device_visibility(self.attention),
+            kv_rows: shape.kv_len as u32,
+            q_heads: shape.q_heads as u32,
+            kv_heads: shape.kv_heads as u32,
+            group: shape.group() as u32,
+            axes: [plans[0].axes, plans[1].axes, plans[2].axes, plans[3].axes],
+            scale,
+            scale_log2: scale * std::f32::consts::LOG2_E,
+            ordered: self.ordered(),
+        };
+        let blocks = grid(kernel.spec, &schedule, &device.limits);
+        // SAFETY: these are the parameters of a hopper backward kernel; the rest is the caller's
+        // promise.
+        unsafe { kernel.launch(device, stream, blocks as u32, &params) }
+    }
+
+    fn ordered(&self) -> u32 {
+        u32::from(self.attention.deterministic && self.has_rows())
+    }
+
+    /// What the copy engine is told of q, k, v and dO, or the tensor that it cannot address and why.
+    fn tensor_maps(
+        &self,
+        spec: &KernelSpec,
+    ) -> std::result::Result<[TensorMapPlan; 4], (&'static str, MapRefusal)> {
+        let boxes = hopper_backward_boxes(&spec.tile);
+        let keys = device_visibility(self.attention).kv_len as usize;
+        let plan = |name, raw: &Raw, rows: usize, panel| {
+            let dims = [raw.dims()[0], rows, raw.dims()[2], raw.dims()[3]];
+            TensorMapPlan::new(raw.address as u64, dims, strides(raw), panel)
+                .map_err(|refusal| (name, refusal))
+        };
+        let rows = self.attention.shape.q_len;
+        Ok([
+            plan("q", self.q, rows, boxes[0])?,
+            plan("k", self.k, keys, boxes[1])?,
+            plan("v", self.v, keys, boxes[2])?,
+            plan("d_o", self.d_o, rows, boxes[3])?,
+        ])
+    }
+}
+
+/// A gradient as kernels take it, at address 0 where it is not wanted.
+fn wanted(raw: Option<&Raw>, size: usize) -> DeviceTensor {
+    let nothing = Strides { batch: 0, row: 0, head: 0 };
+    let none = DeviceTensor { address: 0, strides: nothing, channels: 0, access_bytes: 16 };
+    raw.map_or(none, |raw| device_tensor(raw, size))
+}

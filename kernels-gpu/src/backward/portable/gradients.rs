@@ -1,0 +1,183 @@
+//! The products over queries, dV += Pᵀ·dO and dK += dSᵀ·Q, and over keys, dQ += dS·K.
+
+use ferroflash_core::backward::params::PortableBackwardParams;
+use ferroflash_core::backward::portable::PortableBackwardTiling;
+use ferroflash_core::fragment::Fragment;
+use ferroflash_core::swizzle::PanelLayout;
+
+use super::{Kernel, Place, Step, Work};
+use crate::ptx::matrix::MatrixElement;
+use crate::ptx::memory::{add_global_f32, load_acquire_global_u32, release_add_global_u32};
+use crate::ptx::thread::sync_threads;
+use crate::tile::{LaneAddress, accumulate};
+
+impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
+    /// Adds the product of 16 queries, from `query` on, to a gradient of the warp's keys: `a` holds
+    /// Pᵀ or dSᵀ, the tile that `b` reads dO or Q. Where warps share keys, `b` has been moved to
+    /// the warp's first channels.
+    #[inline(always)]
+    unsafe fn add_queries_16<F: Fragment>(
+        gradient: &mut F,
+        a: [[u32; 4]; 2],
+        b: LaneAddress,
+        layout: &PanelLayout,
+        query: u32,
+    ) {
+        let pairs = layout.columns / Self::PLAN.splits / 16;
+        let mut pair = 0;
+        while pair < pairs {
+            let rows = b.load_transposed(layout, query, pair * 16 * Self::PLAN.splits);
+            let mut row_tile = 0;
+            while row_tile < Self::ROW_TILES {
+                let first = (row_tile * pairs as usize + pair as usize) * 8;
+                accumulate::<E, _>(gradient, first, a[row_tile], [rows[0], rows[1]]);
+                accumulate::<E, _>(gradient, first + 4, a[row_tile], [rows[2], rows[3]]);
+                row_tile += 1;
+            }
+            pair += 1;
+        }
+    }
+
+    /// Adds to a gradient from Pᵀ or dSᵀ in registers: a packed accumulator is an A operand.
+    #[inline(always)]
+    pub(super) unsafe fn add_own<F: Fragment>(
+        gradient: &mut F,
+        scores: &T::Scores,
+        b: LaneAddress,
+        layout: &PanelLayout,
+        query: u32,
+    ) {
+        let tiles = Self::PLAN.queries_at_once as usize / 8;
+        let mut step = 0;
+        while step < tiles / 2 {
+            let mut a = [[0; 4]; 2];
+            let mut row_tile = 0;
+            while row_tile < Self::ROW_TILES {
+                let first = (row_tile * tiles + step * 2) * 4;
+                let mut register = 0;
+                while register < 4 {
+                    let place = first + register * 2;
+                    a[row_tile][register] = E::pack(scores.at(place), scores.at(place + 1));
+                    register += 1;
+                }
+                row_tile += 1;
+            }
+            Self::add_queries_16(gradient, a, b, layout, query + step as u32 * 16);
+            step += 1;
+        }
+    }
+
+    /// Adds to a gradient from a whole Pᵀ or dSᵀ tile in shared memory.
+    #[inline(always)]
+    unsafe fn add_shared<F: Fragment>(
+        gradient: &mut F,
+        scores: u32,
+        tile: u32,
+        layout: &PanelLayout,
+        place: &Place,
+    ) {
+        let a = LaneAddress::rows_first(&Self::D_S, scores, place.lane);
+        let a = a.moved(&Self::D_S, place.key, 0);
+        let b = LaneAddress::rows_first(layout, tile, place.lane);
+        let b = b.moved(layout, 0, place.split * 16);
+        let mut query = 0;
+        while query < Self::TILE.q_rows {
+            let rows = [a.load(&Self::D_S, 0, query), [0; 4]];
+            Self::add_queries_16(gradient, rows, b, layout, query);
+            query += 16;
+        }
+    }
+
+    /// dV += Pᵀ·dO, where warps share keys.
+    #[inline(always)]
+    pub(super) unsafe fn add_shared_values(
+        place: &Place,
+        d_o_slot: u32,
+        dv: &mut T::ValueGradient,
+    ) {
+        let (_, d_o) = Self::query_tiles(place, 0, d_o_slot);
+        Self::add_shared(dv, place.shared + Self::PLAN.p, d_o, &Self::D_O, place);
+    }
+
+    /// dK += dSᵀ·Q, where warps share keys.
+    #[inline(always)]
+    pub(super) unsafe fn add_shared_keys(place: &Place, slot: u32, dk: &mut T::KeyGradient) {
+        let (q, _) = Self::query_tiles(place, slot, 0);
+        Self::add_shared(dk, place.shared + Self::PLAN.ds, q, &Self::Q, place);
+    }
+
+    /// Adds dS·K of the block's keys to the sums of a query tile.
+    #[inline(always)]
+    pub(super) unsafe fn add_queries(params: &PortableBackwardParams, step: Step, place: &Place) {
+        let plan = &Self::PLAN;
+        let row_groups = Self::TILE.q_rows / (16 * plan.dq_row_tiles);
+        let column_groups = Self::TILE.warps / row_groups;
+        let first_row = place.warp % row_groups * 16 * plan.dq_row_tiles;
+        let first_column = place.warp / row_groups * 16;
+        let pairs = plan.dq_columns as usize / 16;
+
+        let ds = LaneAddress::columns_first(&Self::D_S, place.shared + plan.ds, place.lane);
+        let ds = ds.moved(&Self::D_S, 0, first_row);
+        let k = LaneAddress::rows_first(&Self::K, place.shared + plan.k, place.lane);
+        let k = k.moved(&Self::K, 0, first_column);
+        let mut dq = T::QueryGradient::ZERO;
+        let mut key = 0;
+        while key < Self::TILE.kv_columns {
+            let mut a = [[0; 4]; 2];
+            let mut row_tile = 0;
+            while row_tile < plan.dq_row_tiles as usize {
+                a[row_tile] = ds.load_transposed(&Self::D_S, key, row_tile as u32 * 16);
+                row_tile += 1;
+            }
+            let mut pair = 0;
+            while pair < pairs {
+                let column = pair as u32 * 16 * column_groups;
+                let rows = k.load_transposed(&Self::K, key, column);
+                let mut row_tile = 0;
+                while row_tile < plan.dq_row_tiles as usize {
+                    let first = (row_tile * pairs + pair) * 8;
+                    accumulate::<E, _>(&mut dq, first, a[row_tile], [rows[0], rows[1]]);
+                    accumulate::<E, _>(&mut dq, first + 4, a[row_tile], [rows[2], rows[3]]);
+                    row_tile += 1;
+                }
+                pair += 1;
+            }
+            key += 16;
+        }
+
+        let scratch = &params.scratch;
+        let work = Work::load(place.shared + plan.work);
+        let head = work.batch * params.q_heads + step.q_head;
+        let tiles = Self::TILE.head_dim / 8;
+        let row = head as u64 * scratch.padded_rows as u64
+            + (step.tile * Self::TILE.q_rows + first_row) as u64;
+        let block = row / 16 * tiles as u64 + (first_column / 8) as u64;
+        let sums = scratch.dq + (block * 128 + place.lane as u64) * 4;
+        // Counter 0 is the one that numbers are drawn from.
+        let head_tiles = scratch.padded_rows / Self::TILE.q_rows;
+        let number = 1 + head as u64 * head_tiles as u64 + step.tile as u64;
+        let turn = scratch.counters + number * 4;
+        if params.ordered != 0 {
+            if place.thread == 0 {
+                let kv_block = work.first_key / Self::TILE.kv_columns;
+                while load_acquire_global_u32(turn) != kv_block {}
+            }
+            sync_threads();
+        }
+        let mut index = 0;
+        while index < T::QueryGradient::LEN {
+            let (tile, value) = (index / 4, index % 4);
+            let (row_tile, within) = (tile / (2 * pairs), tile % (2 * pairs));
+            let column = within / 2 * 2 * column_groups as usize + within % 2;
+            let offset = (row_tile * tiles as usize + column) * 512 + value * 128;
+            add_global_f32(sums + offset as u64, dq.at(index));
+            index += 1;
+        }
+        if params.ordered != 0 {
+            sync_threads();
+            if place.thread == 0 {
+                release_add_global_u32(turn, 1);
+            }
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The products over channels: Sᵀ = K·Qᵀ and dPᵀ = V·dOᵀ; and from them Pᵀ and dSᵀ.
+
+use ferroflash_core::axes::{MaskClass, MaskKind};
+use ferroflash_core::backward::params::PortableBackwardParams;
+use ferroflash_core::backward::portable::PortableBackwardTiling;
+use ferroflash_core::fragment::Fragment;
+use ferroflash_core::swizzle::PanelLayout;
+use ferroflash_core::visibility::Visibility;
+
+use super::{Kernel, Place, Step, Work};
+use crate::ptx::math::{exp2, fma};
+use crate::ptx::matrix::MatrixElement;
+use crate::ptx::memory::load_shared_v2_f32;
+use crate::ptx::thread::opaque;
+use crate::tile::{LaneAddress, PairAddress, accumulate};
+
+impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
+    const QUERIES: u32 = Self::PLAN.queries_at_once;
+    /// Tiles of 8 queries held at a time.
+    const QUERY_TILES: usize = Self::PLAN.queries_at_once as usize / 8;
+
+    /// `a · bᵀ` over `channels` channels: rows of `a`, by the step of 16 channels, with
+    /// [`Self::QUERIES`] rows of `b`.
+    #[inline(always)]
+    unsafe fn over_channels(
+        a: impl Fn(u32) -> [[u32; 4]; 2],
+        b: LaneAddress,
+        layout: &PanelLayout,
+        first_query: u32,
+    ) -> T::Scores {
+        let mut scores = T::Scores::ZERO;
+        let mut step = 0;
+        while step < layout.columns / 16 {
+            let rows = a(step);
+            let mut pair = 0;
+            while pair < Self::QUERY_TILES / 2 {
+                let columns = b.load(layout, first_query + pair as u32 * 16, step * 16);
+                let mut row_tile = 0;
+                while row_tile < Self::ROW_TILES {
+                    let first = (row_tile * Self::QUERY_TILES + pair * 2) * 4;
+                    let row = rows[row_tile];
+                    accumulate::<E, _>(&mut scores, first, row, [columns[0], columns[1]]);
+                    accumulate::<E, _>(&mut scores, first + 4, row, [columns[2], columns[3]]);
+                    row_tile += 1;
+                }
+                pair += 1;
+            }
+            step += 1;
+        }
+        scores
+    }
+
+    /// The warp's rows of a tile in shared memory, as A operands of a step of 16 channels.
+    #[inline(always)]
+    unsafe fn rows_of(from: LaneAddress, layout: &PanelLayout, step: u32) -> [[u32; 4]; 2] {
+        let mut rows = [[0; 4]; 2];
+        let mut row_tile = 0;
+        while row_tile < Self::ROW_TILES {
+            rows[row_tile] = from.load(layout, row_tile as u32 * 16, step * 16);
+            row_tile += 1;
+        }
+        rows
+    }
+
+    /// Makes P of hidden cells 0. `key` and `row` are the first of this lane's.
+    #[inline(always)]
+    unsafe fn hide<M: MaskKind>(p: &mut T::Scores, visible: &Visibility, key: u32, row: u32) {
+        let mut column = 0;
+        while column < Self::QUERY_TILES * 2 {
+            let row = row + (column / 2 * 8 + column % 2) as u32;
+            // Lengths and sides are bounded so that this sum fits; see `MAX_LENGTH`.
+            let diagonal_end = row as i32 + visible.offset + visible.right + 1;
+            let keys_end = match M::CLASS {
+                _ if row >= visible.q_len => 0,
+                MaskClass::Full => visible.kv_len as i32,
+                MaskClass::Causal => diagonal_end.min(visible.kv_len as i32),
+            };
+            let mut half = 0;
+            while half < Self::ROW_TILES * 2 {
+                let first = (half / 2 * Self::QUERY_TILES + column / 2) * 4;
+                if (key + half as u32 * 8) as i32 >= keys_end {
+                    *p.at_mut(first + half % 2 * 2 + column % 2) = 0.0;
+                }
+                half += 1;
+            }
+            column += 1;
+        }
+    }
+
+    /// Pᵀ in the place of Sᵀ. `rows` is the address of the first of this lane's rows' lse.
+    #[inline(always)]
+    unsafe fn probabilities(scores: &mut T::Scores, rows: u32, scale: f32) {
+        let mut tile = 0;
+        while tile < Self::QUERY_TILES {
+            let lse = load_shared_v2_f32(rows + tile as u32 * 32);
+            let mut index = 0;
+            while index < Self::ROW_TILES * 4 {
+                let first = (index / 4 * Self::QUERY_TILES + tile) * 4;
+                let value = scores.at_mut(first + index % 4);
+                // One rounding near the row's maximum, whatever the magnitude of lse.
+                let exponent = fma(*value, scale, -lse[index % 2]);
+                *value = exp2(exponent * core::f32::consts::LOG2_E);
+                index += 1;
+            }
+            tile += 1;
+        }
+    }
+
+    /// dSᵀ = P∘(dP − delta), in the place of dPᵀ.
+    #[inline(always)]
+    unsafe fn score_gradients(dp: &mut T::Scores, p: &T::Scores, rows: u32) {
+        let mut tile = 0;
+        while tile < Self::QUERY_TILES {
+            let delta = load_shared_v2_f32(rows + Self::TILE.q_rows * 4 + tile as u32 * 32);
+            let mut index = 0;
+            while index < Self::ROW_TILES * 4 {
+                let place = (index / 4 * Self::QUERY_TILES + tile) * 4 + index % 4;
+                let value = dp.at_mut(place);
+                *value = p.at(place) * (*value - delta[index % 2]);
+                index += 1;
+            }
+            tile += 1;
+        }
+    }
+
+    /// Stores Pᵀ or dSᵀ of the queries from `query` on.
+    #[inline(always)]
+    unsafe fn store_transposed(values: &T::Scores, to: PairAddress, query: u32) {
+        let mut tile = 0;
+        while tile < Self::QUERY_TILES {
+            let mut half = 0;
+            while half < Self::ROW_TILES * 2 {
+                let first = (half / 2 * Self::QUERY_TILES + tile) * 4 + half % 2 * 2;
+                let pair = E::pack(values.at(first), values.at(first + 1));
+                to.store(&Self::D_S, half as u32 * 8, query + tile as u32 * 8, pair);
+                half += 1;
+            }
+            tile += 1;
+        }
+    }
+
+    /// One step up to the middle barrier: Pᵀ and dSᵀ of the warp's keys and queries, into shared
+    /// memory and, where the warp alone owns its keys, into dV and dK.
+    #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "a kernel's state, all in registers")]
+    pub(super) unsafe fn scores<M: MaskKind>(
+        params: &PortableBackwardParams,
+        step: Step,
+        slot: u32,
+        d_o_slot: u32,
+        place: &Place,
+        values: &T::Values,
+        dk: &mut T::KeyGradient,
+        dv: &mut T::ValueGradient,
+    ) {
+        let (plan, tile) = (&Self::PLAN, &Self::TILE);
+        let visible = &params.visibility;
+        let first_query = place.split * (tile.q_rows / plan.splits);
+        let (q, d_o) = Self::query_tiles(place, slot, d_o_slot);
+        let rows = place.shared + plan.rows + (slot * 2 * tile.q_rows + first_query) * 4;
+
+        let mut query = 0;
+        while query < tile.q_rows / plan.splits {
+            // Addresses are computed for each product anew: all of them together would not fit.
+            let lane = opaque(place.lane);
+            let k = LaneAddress::rows_first(&Self::K, place.shared + plan.k, lane);
+            let k = k.moved(&Self::K, place.key, 0);
+            let by_query = LaneAddress::columns_first(&Self::Q, q, lane);
+            let by_query = by_query.moved(&Self::Q, first_query, 0);
+            let from_k = |step| Self::rows_of(k, &Self::K, step);
+            let mut p = Self::over_channels(from_k, by_query, &Self::Q, query);
+
+            let lane = opaque(place.lane);
+            let v = LaneAddress::rows_first(&Self::V, place.shared + plan.v, lane);
+            let v = v.moved(&Self::V, place.key, 0);
+            let by_query = LaneAddress::columns_first(&Self::D_O, d_o, lane);
+            let by_query = by_query.moved(&Self::D_O, first_query, 0);
+            let from_v = |step: u32| {
+                if plan.values_in_registers {
+                    let first = step as usize * 4;
+                    let value = |register| values.at(first + register);
+                    [[value(0), value(1), value(2), value(3)], [0; 4]]
+                } else {
+                    Self::rows_of(v, &Self::V, step)
+                }
+            };
+            let mut ds = Self::over_channels(from_v, by_query, &Self::D_O, query);
+
+            let lane = opaque(place.lane);
+            let states = rows + (query + lane % 4 * 2) * 4;
+            Self::probabilities(&mut p, states, params.scale);
+            let first_row = opaque(step.tile) * tile.q_rows;
+            let first_key = Work::load(place.shared + plan.work).first_key + place.key;
+            let full_end = match M::CLASS {
+                _ if first_row + tile.q_rows > visible.q_len => 0,
+                MaskClass::Full => visible.kv_len,
+                MaskClass::Causal => visible.keys_end(first_row),
+            };
+            if first_key + plan.row_tiles * 16 > full_end {
+                let row = first_row + first_query + query + lane % 4 * 2;
+                Self::hide::<M>(&mut p, visible, first_key + lane / 4, row);
+            }
+            Self::score_gradients(&mut ds, &p, states);
+            let pairs = |tile| PairAddress::new(&Self::D_S, tile, place.key, first_query, lane);
+            Self::store_transposed(&ds, pairs(place.shared + plan.ds), query);
+            if Self::IS_SHARED {
+                Self::store_transposed(&p, pairs(place.shared + plan.p), query);
+            } else {
+                let d_o = LaneAddress::rows_first(&Self::D_O, d_o, opaque(place.lane));
+                Self::add_own(dv, &p, d_o, &Self::D_O, query);
+                let q = LaneAddress::rows_first(&Self::Q, q, opaque(place.lane));
+                Self::add_own(dk, &ds, q, &Self::Q, query);
+            }
+            query += Self::QUERIES;
+        }
+    }
+
+    /// Addresses of the step's Q and dO tiles.
+    #[inline(always)]
+    pub(super) fn query_tiles(place: &Place, slot: u32, d_o_slot: u32) -> (u32, u32) {
+        (
+            place.shared + Self::PLAN.q + slot * Self::PLAN.q_stage,
+            place.shared + Self::PLAN.d_o + d_o_slot * Self::PLAN.d_o_stage,
+        )
+    }
+}
