@@ -157,6 +157,19 @@ impl HopperBackwardPlan {
         plan
     }
 
+    /// `wgmma` instructions of a kernel: the five products of a step, each written twice, before or
+    /// after the loop over steps and in it.
+    pub const fn matrix_instructions(tile: TileShape) -> u32 {
+        let scores = tile.head_dim / 16 + tile.value_dim / 16;
+        let gradients = 2 * (tile.q_rows / 16) + tile.kv_columns / 16;
+        2 * (scores + gradients)
+    }
+
+    /// Barriers of a kernel: at the start; before and in the loop, where dS is complete; three
+    /// around the gradients' way out; in the loop and after it a pair where dQ is added in order,
+    /// and two a warp and a pair in the keeper of that order.
+    pub const BARRIERS: u32 = 14;
+
     const fn with(tile: TileShape, kv_stages: u32) -> Self {
         let k = 0;
         let k_stage = aligned(tile.k_layout().bytes());

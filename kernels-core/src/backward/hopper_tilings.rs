@@ -1,8 +1,9 @@
 //! Every tile size of the hopper backward kernels, each with its reason.
 //!
-//! Two warpgroups own 64 keys each. A thread has 240 registers: it holds `D̂ / 2` values of dK and
-//! `D̂v / 2` of dV throughout, twice `q_rows / 2` values of Sᵀ and dPᵀ, of which half as many packed
-//! operands take over, and then its share of dQ beside the next step's Sᵀ.
+//! Two warpgroups compute; a thread of theirs has 240 registers. Throughout it holds its share of
+//! dK and dV, `(D̂ + D̂v) · keys / 256` values; in a step first its share of Sᵀ and dPᵀ, which shrink
+//! to packed operands, then its share of dQ beside the next step's Sᵀ. All of shared memory
+//! (227 KB) goes to the Q and dO rings and, where they fit twice, to K and V.
 
 use super::hopper::{HopperBackwardTiling, QueryShare};
 use crate::tile::{TileShape, Tiling};
@@ -49,17 +50,15 @@ macro_rules! hopper_tilings {
 
 hopper_tilings! {
     HopperBackward64: 128 x 128, dims 64 64, stages 2,
-        "As many rows as keys, so that no product is bound by shared memory; 64 gradients leave room.";
-    HopperBackward96: 64 x 128, dims 96 96, stages 2,
-        "96 gradients; 64 rows leave room to overlap steps.";
+        "64 gradients leave room for 64 + 64 scores: as many rows as keys read least; 194 KB.";
     HopperBackward128: 64 x 128, dims 128 128, stages 2,
-        "128 gradients; 64 rows leave room to overlap steps.";
+        "128 gradients leave room for 32 + 32 scores and for starting dV before dS; 225 KB.";
     HopperBackward192: 64 x 64, dims 192 192, stages 2,
-        "96 gradients of dK and dV each; 216 KB.";
+        "Shared keys: 96 gradients and 48 of dQ; 128 keys would take 192 gradients; 225 KB.";
     HopperBackward256: 64 x 64, dims 256 256, stages 2,
-        "128 gradients; two Q and dO tiles beside K and V fill 225 KB.";
+        "Shared keys: 128 gradients and 64 of dQ; the next keys wait for these; 225 KB.";
     HopperBackward192x128: 64 x 64, dims 192 128, stages 2,
-        "80 gradients.";
+        "Shared keys: 80 gradients and 48 of dQ; 128 keys would take 160 gradients; 193 KB.";
     HopperBackward64x256: 64 x 64, dims 64 256, stages 2,
-        "80 gradients.";
+        "Shared keys: 80 gradients and 16 of dQ; 128 keys would take 160 gradients; 193 KB.";
 }
