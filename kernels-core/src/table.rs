@@ -129,7 +129,7 @@ impl KernelSpec {
             // Between staging a tile and writing it.
             (_, Direction::Convert) => 1,
             (Family::Portable, Direction::Backward) => PortableBackwardPlan::barriers(self.tile),
-            (Family::Hopper, Direction::Backward) => HopperBackwardPlan::BARRIERS,
+            (Family::Hopper, Direction::Backward) => HopperBackwardPlan::barriers(self.tile),
         }
     }
 

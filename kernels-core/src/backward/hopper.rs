@@ -130,6 +130,10 @@ pub struct HopperBackwardPlan {
     pub p: u32,
     /// Bytes from one dSᵀ or Pᵀ tile to the next.
     pub d_s_stage: u32,
+    /// Whether dQ goes out through shared memory, where there is room for it.
+    pub dq_staged: bool,
+    /// The place of a step's dQ on its way out, f32, if so.
+    pub dq: u32,
     /// The lse rows of each Q tile, f32.
     pub lse: u32,
     /// The delta rows of each dO tile, f32.
@@ -149,12 +153,19 @@ pub struct HopperBackwardPlan {
 }
 
 impl HopperBackwardPlan {
-    /// The plan of a tile.
+    /// The plan of a tile: dQ staged if it fits, then K and V twice if they fit.
     pub const fn new(tile: TileShape) -> Self {
-        let two = Self::with(tile, 2);
-        let plan = if two.bytes <= HOPPER_SHARED_BYTES { two } else { Self::with(tile, 1) };
-        assert!(plan.bytes <= HOPPER_SHARED_BYTES, "the plan exceeds a block's shared memory");
-        plan
+        let choices = [(true, 2), (true, 1), (false, 2), (false, 1)];
+        let mut choice = 0;
+        loop {
+            let (dq_staged, kv_stages) = choices[choice];
+            let plan = Self::with(tile, dq_staged, kv_stages);
+            if plan.bytes <= HOPPER_SHARED_BYTES {
+                return plan;
+            }
+            choice += 1;
+            assert!(choice < choices.len(), "the plan exceeds a block's shared memory");
+        }
     }
 
     /// `wgmma` instructions of a kernel: the five products of a step, each written twice, before or
@@ -165,12 +176,15 @@ impl HopperBackwardPlan {
         2 * (scores + gradients)
     }
 
-    /// Barriers of a kernel: at the start; before and in the loop, where dS is complete; three
-    /// around the gradients' way out; in the loop and after it a pair where dQ is added in order,
-    /// and two a warp and a pair in the keeper of that order.
-    pub const BARRIERS: u32 = 14;
+    /// Barriers of a kernel: at the start; before, in and after the loop over steps, one side of
+    /// the consumers' meeting or both; three around the gradients' way out; in the loop and after
+    /// it a pair where dQ is added in order and, where it is staged, a warp's two; and two a warp
+    /// and a pair in the keeper of that order.
+    pub const fn barriers(tile: TileShape) -> u32 {
+        if Self::new(tile).dq_staged { 20 } else { 16 }
+    }
 
-    const fn with(tile: TileShape, kv_stages: u32) -> Self {
+    const fn with(tile: TileShape, dq_staged: bool, kv_stages: u32) -> Self {
         let k = 0;
         let k_stage = aligned(tile.k_layout().bytes());
         let v = k + k_stage * kv_stages;
@@ -182,10 +196,11 @@ impl HopperBackwardPlan {
         let d_s = d_o + d_o_stage * tile.stages;
         let d_s_stage = aligned(d_s_layout(&tile).bytes());
         let p = d_s + d_s_stage * 2;
-        let lse = match KeyShare::of(&tile) {
+        let dq = match KeyShare::of(&tile) {
             KeyShare::Keys => p,
             KeyShare::Channels => p + d_s_stage * 2,
         };
+        let lse = if dq_staged { dq + tile.q_rows * tile.head_dim * 4 } else { dq };
         let row_stage = tile.q_rows * 4;
         let delta = lse + row_stage * tile.stages;
         let barriers = delta + row_stage * tile.stages;
@@ -204,6 +219,8 @@ impl HopperBackwardPlan {
             d_s,
             p,
             d_s_stage,
+            dq_staged,
+            dq,
             lse,
             delta,
             row_stage,

@@ -4,17 +4,23 @@ use ferroflash_core::axes::{MaskClass, MaskKind};
 use ferroflash_core::backward::hopper::{HopperBackwardTiling, QueryShare};
 use ferroflash_core::fragment::Fragment;
 use ferroflash_core::schedule::divide;
+use ferroflash_core::tile::WARPGROUP_WARPS;
 
 use super::consumer::Consumer;
 use super::{ADDED_BARRIER, Block, Kernel, Place, READY_BARRIER, Work};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::mbarrier::{mbarrier_arrive, mbarrier_wait};
-use crate::ptx::memory::{add_global_v4_f32, load_acquire_global_u32, release_add_global_u32};
+use crate::ptx::memory::{
+    add_global_v4_f32, load_acquire_global_u32, release_add_global_u32, store_shared_v4,
+};
 use crate::ptx::thread::{arrive_named, opaque, sync_named, thread_idx_x};
+use crate::ptx::tma::{add_bytes_f32, commit_stores, fence_proxy_async, wait_stores_read};
 use crate::ptx::warp::sync_warp;
 use crate::ptx::wgmma::{Accumulator, Product};
 use crate::ring::{Turn, WARPGROUP_THREADS};
 
+/// Bytes of four values of each lane.
+const GROUP_BYTES: u32 = 512;
 /// Threads that meet where a consumer may add, and where it has added: its own, and its keeper's.
 const MEETING_THREADS: u32 = WARPGROUP_THREADS + 32;
 
@@ -37,7 +43,7 @@ where
         if scratch.dq == 0 || !self.owns_queries() {
             return;
         }
-        let (lane, warp) = (self.thread() % 32, self.thread() / 32);
+        let warp = self.thread() / 32;
         let row_block_bytes = T::SHAPE.head_dim * 16 * 4;
         let offset = match const { QueryShare::of(&T::SHAPE) } {
             QueryShare::Rows => (self.index * 4 + warp) * row_block_bytes,
@@ -49,26 +55,61 @@ where
         };
         let tile = (place.head + place.tile) as u64;
         let tile_bytes = (T::SHAPE.q_rows * T::SHAPE.head_dim * 4) as u64;
-        let target = scratch.dq + tile * tile_bytes + (offset + lane * 16) as u64;
-        let ordered = self.block.params.ordered;
-        if opaque(ordered) != 0 {
+        let target = scratch.dq + tile * tile_bytes + offset as u64;
+        if opaque(self.block.params.ordered) != 0 {
             sync_named(READY_BARRIER + self.index, MEETING_THREADS);
-        }
-        let mut group = 0;
-        while group < T::QueryGradient::LEN / 4 {
-            let values = [
-                queries.at(group * 4),
-                queries.at(group * 4 + 1),
-                queries.at(group * 4 + 2),
-                queries.at(group * 4 + 3),
-            ];
-            add_global_v4_f32(target + group as u64 * 512, values);
-            group += 1;
-        }
-        if opaque(ordered) != 0 {
+            self.add_from_registers(queries, target);
             arrive_named(ADDED_BARRIER + self.index, MEETING_THREADS);
+        } else if Kernel::<T>::PLAN.dq_staged {
+            self.add_from_shared(queries, target);
+        } else {
+            self.add_from_registers(queries, target);
         }
     }
+
+    /// Adds a warp's values to the sums at `target` and after.
+    #[inline(always)]
+    unsafe fn add_from_registers(&self, queries: &T::QueryGradient, target: u64) {
+        let lane = self.thread() % 32;
+        let target = target + (lane * 16) as u64;
+        let mut group = 0;
+        while group < T::QueryGradient::LEN / 4 {
+            add_global_v4_f32(target + group as u64 * GROUP_BYTES as u64, four(queries, group));
+            group += 1;
+        }
+    }
+
+    /// As [`Self::add_from_registers`], but the copy engine adds: the warp goes on at once.
+    #[inline(always)]
+    unsafe fn add_from_shared(&self, queries: &T::QueryGradient, target: u64) {
+        let (lane, warp) = (self.thread() % 32, self.thread() / 32);
+        let bytes = T::QueryGradient::LEN as u32 / 4 * GROUP_BYTES;
+        let number = self.index * WARPGROUP_WARPS + warp;
+        let shared = opaque(self.block.shared) + Kernel::<T>::PLAN.dq + number * bytes;
+        if lane == 0 {
+            wait_stores_read();
+        }
+        sync_warp();
+        let mut group = 0;
+        while group < T::QueryGradient::LEN / 4 {
+            let place = shared + group as u32 * GROUP_BYTES + lane * 16;
+            store_shared_v4(place, four(queries, group).map(f32::to_bits));
+            group += 1;
+        }
+        fence_proxy_async();
+        sync_warp();
+        if lane == 0 {
+            add_bytes_f32(target, shared, bytes);
+            commit_stores();
+        }
+    }
+}
+
+/// Four values of an accumulator: a warp's are 16 rows by 8 channels.
+#[inline(always)]
+unsafe fn four<F: Fragment>(values: &F, group: usize) -> [f32; 4] {
+    let first = group * 4;
+    [values.at(first), values.at(first + 1), values.at(first + 2), values.at(first + 3)]
 }
 
 /// Keeps the order of consumer `index`'s additions: waits for the turn of each query tile before

@@ -6,12 +6,12 @@ use ferroflash_core::axes::MaskKind;
 use ferroflash_core::backward::hopper::{HopperBackwardTiling, KeyShare, QueryShare};
 use ferroflash_core::fragment::Fragment;
 
-use super::weights::pack;
-use super::{Block, CONSUMERS_BARRIER, Kernel, Place, Work};
+use super::weights::{hold, pack};
+use super::{Block, Kernel, Place, STORED_BARRIER, Work};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::mbarrier::{mbarrier_arrive, mbarrier_wait};
-use crate::ptx::thread::{opaque, sync_named, thread_idx_x};
-use crate::ptx::tma::fence_proxy_async;
+use crate::ptx::thread::{arrive_named, opaque, sync_named, thread_idx_x};
+use crate::ptx::tma::{fence_proxy_async, wait_stores_read};
 use crate::ptx::wgmma::{Accumulator, Product, wgmma_wait};
 use crate::ring::{Turn, WARPGROUP_THREADS};
 
@@ -29,6 +29,17 @@ pub(super) struct Step<T: HopperBackwardTiling> {
     pub(super) scores: T::Scores,
     /// dPᵀ, then dSᵀ.
     pub(super) d_p: T::Scores,
+}
+
+/// In which order a step's products start, by what fits in registers.
+#[derive(Clone, Copy)]
+enum StepOrder {
+    /// dQ, the next S, dK, the next dP; after P, dV.
+    KeysLast,
+    /// dQ, dK, the next S, the next dP; after dS, dV.
+    KeysFirst,
+    /// All of shared operands: dQ, dV, the next S, dK, the next dP.
+    Shared,
 }
 
 /// One consumer, as each of its threads sees it.
@@ -77,6 +88,8 @@ pub(super) unsafe fn consume<T: HopperBackwardTiling, E: MatrixElement, M: MaskK
         consumer.write(&mut sums, work);
         consumer.kv = consumer.kv.next(Kernel::<T>::PLAN.kv_stages);
     }
+    // Shared memory must outlive the copies out of it.
+    wait_stores_read();
 }
 
 impl<T: HopperBackwardTiling, E: MatrixElement, M: MaskKind> Consumer<'_, T, E, M>
@@ -86,9 +99,11 @@ where
     T::ValueGradient: Product<E>,
     T::QueryGradient: Product<E>,
 {
-    /// Whether the product for dV starts before dS is computed: it keeps the tensor cores busy, but
-    /// holds the packed probabilities beside everything else.
-    const EARLY_VALUES: bool = T::Scores::LEN <= 32;
+    const ORDER: StepOrder = match KeyShare::of(&T::SHAPE) {
+        KeyShare::Channels => StepOrder::Shared,
+        KeyShare::Keys if T::Scores::LEN <= 32 => StepOrder::KeysLast,
+        KeyShare::Keys => StepOrder::KeysFirst,
+    };
 
     /// The thread's number in the warpgroup; asked again each time, since registers are short.
     #[inline(always)]
@@ -115,7 +130,7 @@ where
         self.start_scores(&mut step, self.turn);
         mbarrier_wait(self.v_full(), self.kv.parity);
         self.start_d_p(&mut step, self.turn);
-        let mut d_s = self.weigh(sums, &mut step, work, place);
+        let mut d_s = self.weigh::<true>(sums, &mut step, work, place, self.turn);
         while left > 1 {
             let here = place;
             place = work.next_place::<T>(self.block.params, place);
@@ -137,128 +152,152 @@ where
         here: Place,
         next: Place,
     ) -> T::Packed {
-        let next_turn = self.turn.next(T::SHAPE.stages);
+        let (turn, next_turn) = (self.turn, self.turn.next(T::SHAPE.stages));
         let mut step = Step { scores: T::Scores::ZERO, d_p: T::Scores::ZERO };
         let mut queries = T::QueryGradient::ZERO;
+        self.meet();
         self.start_queries(&mut queries);
-        match const { KeyShare::of(&T::SHAPE) } {
-            KeyShare::Keys => {
+        match Self::ORDER {
+            StepOrder::KeysLast => {
+                self.leave(Kernel::<T>::BARRIERS.d_o_empty, turn);
+                self.start_scores(&mut step, next_turn);
+                wgmma_wait::<1>();
+                self.add_queries(&mut queries, here);
+                self.start_keys(sums, d_s);
+            }
+            StepOrder::KeysFirst => {
+                self.leave(Kernel::<T>::BARRIERS.d_o_empty, turn);
                 self.start_keys(sums, d_s);
                 self.start_scores(&mut step, next_turn);
                 wgmma_wait::<2>();
                 self.add_queries(&mut queries, here);
-                if Self::EARLY_VALUES {
-                    self.start_d_p(&mut step, next_turn);
-                    wgmma_wait::<2>();
-                    self.leave(Kernel::<T>::BARRIERS.q_empty);
-                } else {
-                    wgmma_wait::<1>();
-                    self.leave(Kernel::<T>::BARRIERS.q_empty);
-                    self.start_d_p(&mut step, next_turn);
-                }
-            }
-            KeyShare::Channels => {
-                self.start_shared_values(sums);
-                self.start_shared_keys(sums);
-                self.start_scores(&mut step, next_turn);
-                wgmma_wait::<3>();
-                self.add_queries(&mut queries, here);
                 wgmma_wait::<1>();
-                self.leave(Kernel::<T>::BARRIERS.d_o_empty);
-                self.leave(Kernel::<T>::BARRIERS.q_empty);
-                self.start_d_p(&mut step, next_turn);
+                self.leave(Kernel::<T>::BARRIERS.q_empty, turn);
+            }
+            StepOrder::Shared => {
+                self.start_shared_values(sums);
+                self.start_scores(&mut step, next_turn);
+                wgmma_wait::<2>();
+                self.add_queries(&mut queries, here);
+                self.start_shared_keys(sums);
             }
         }
+        self.start_d_p(&mut step, next_turn);
         self.turn = next_turn;
         self.d_s ^= 1;
-        self.weigh(sums, &mut step, work, next)
+        self.weigh::<false>(sums, &mut step, work, next, turn)
     }
 
     /// The products of the last step's dS.
     #[inline(always)]
     unsafe fn finish(&mut self, sums: &mut Sums<T>, d_s: &T::Packed, place: Place) {
         let mut queries = T::QueryGradient::ZERO;
+        self.meet();
         self.start_queries(&mut queries);
-        match const { KeyShare::of(&T::SHAPE) } {
-            KeyShare::Keys => {
+        match Self::ORDER {
+            StepOrder::KeysLast | StepOrder::KeysFirst => {
                 self.start_keys(sums, d_s);
                 wgmma_wait::<1>();
-                self.add_queries(&mut queries, place);
-                wgmma_wait::<0>();
             }
-            KeyShare::Channels => {
+            StepOrder::Shared => {
                 self.start_shared_values(sums);
                 self.start_shared_keys(sums);
                 wgmma_wait::<2>();
-                self.add_queries(&mut queries, place);
-                wgmma_wait::<0>();
-                self.leave(Kernel::<T>::BARRIERS.d_o_empty);
             }
         }
-        self.leave(Kernel::<T>::BARRIERS.q_empty);
+        self.add_queries(&mut queries, place);
+        wgmma_wait::<0>();
+        self.leave(Kernel::<T>::BARRIERS.d_o_empty, self.turn);
+        self.leave(Kernel::<T>::BARRIERS.q_empty, self.turn);
         sums.keys.settle();
         sums.values.settle();
         self.turn = self.turn.next(T::SHAPE.stages);
         self.d_s ^= 1;
     }
 
-    /// P and dS of a step whose scores and dP are under way, left for all consumers; where P is an
-    /// operand from registers, also its product for dV. Returns dSᵀ.
+    /// P and dS of a step whose scores and dP are under way, left for the other consumer; where P
+    /// is an operand from registers, also its product for dV. Returns dSᵀ. But for the `FIRST` step
+    /// of a work, the product for dK of the one before, at `previous` in the rings, may still run.
     #[inline(always)]
-    unsafe fn weigh(
+    unsafe fn weigh<const FIRST: bool>(
         &self,
         sums: &mut Sums<T>,
         step: &mut Step<T>,
         work: Work,
         place: Place,
+        previous: Turn,
     ) -> T::Packed {
         let plan = Kernel::<T>::PLAN;
         let masked = self.needs_mask(work, place);
-        wgmma_wait::<1>();
+        let keys_run = !FIRST && !matches!(Self::ORDER, StepOrder::KeysFirst);
+        if keys_run {
+            wgmma_wait::<2>();
+        } else {
+            wgmma_wait::<1>();
+        }
         step.scores.settle();
         self.exponentials(&mut step.scores);
+        if keys_run {
+            hold(&step.scores);
+            wgmma_wait::<1>();
+            self.leave(Kernel::<T>::BARRIERS.q_empty, previous);
+            if matches!(Self::ORDER, StepOrder::Shared) {
+                self.leave(Kernel::<T>::BARRIERS.d_o_empty, previous);
+            }
+        }
         if opaque(masked as u32) != 0 {
             self.hide(&mut step.scores, work, place);
         }
-        let shared_keys = matches!(const { KeyShare::of(&T::SHAPE) }, KeyShare::Channels);
-        if Self::EARLY_VALUES || shared_keys {
-            let p = pack::<T, E>(&step.scores);
-            if shared_keys {
-                self.store(&p, plan.p);
-                wgmma_wait::<0>();
-            } else {
+        match Self::ORDER {
+            StepOrder::KeysLast => {
+                let p = pack::<T, E>(&step.scores);
                 self.start_values(sums, &p);
                 wgmma_wait::<1>();
             }
-        } else {
-            wgmma_wait::<0>();
+            StepOrder::KeysFirst => wgmma_wait::<0>(),
+            StepOrder::Shared => {
+                let p = pack::<T, E>(&step.scores);
+                self.store(&p, plan.p);
+                wgmma_wait::<0>();
+            }
         }
         step.d_p.settle();
         self.differentiate(step);
         if opaque(masked as u32) != 0 {
             self.hide(&mut step.d_p, work, place);
         }
-        if !Self::EARLY_VALUES && !shared_keys {
+        if matches!(Self::ORDER, StepOrder::KeysFirst) {
             let p = pack::<T, E>(&step.scores);
             self.start_values(sums, &p);
         }
         let d_s = pack::<T, E>(&step.d_p);
         self.store(&d_s, plan.d_s);
-        wgmma_wait::<0>();
         fence_proxy_async();
-        sync_named(CONSUMERS_BARRIER, T::SHAPE.warpgroups() * WARPGROUP_THREADS);
-        if !shared_keys {
-            self.leave(Kernel::<T>::BARRIERS.d_o_empty);
-        }
+        arrive_named(self.stored(self.index), 2 * WARPGROUP_THREADS);
+        // Nothing is in flight where the loop closes.
+        wgmma_wait::<0>();
         d_s
     }
 
-    /// Gives back this step's slot: every read was by `wgmma` and has been waited for, or came
-    /// before a barrier of the warpgroup.
+    /// The named barrier where `consumer` has stored its share of the step. Steps take turns at
+    /// two: a consumer may come to the next one before the other has seen this.
     #[inline(always)]
-    unsafe fn leave(&self, empty: u32) {
+    fn stored(&self, consumer: u32) -> u32 {
+        STORED_BARRIER + self.d_s * 2 + consumer
+    }
+
+    /// Waits until the other consumer has stored what this one's products need.
+    #[inline(always)]
+    unsafe fn meet(&self) {
+        sync_named(self.stored(self.index ^ 1), 2 * WARPGROUP_THREADS);
+    }
+
+    /// Gives back the slot at `turn`: every read was by `wgmma` and has been waited for, or came
+    /// before the consumers met.
+    #[inline(always)]
+    unsafe fn leave(&self, empty: u32, turn: Turn) {
         if self.thread() == 0 {
-            mbarrier_arrive(self.block.barrier(empty + self.turn.slot));
+            mbarrier_arrive(self.block.barrier(empty + turn.slot));
         }
     }
 

@@ -73,6 +73,8 @@ use crate::ring::WARPGROUP_THREADS;
 const CONSUMERS_BARRIER: u32 = 1;
 /// Named barriers inside a consumer, one each.
 const CONSUMER_BARRIER: u32 = 2;
+/// Named barriers where a consumer has stored its share of a step's P and dS, two each.
+const STORED_BARRIER: u32 = 8;
 /// Named barriers where a consumer may add its dQ, one each.
 const READY_BARRIER: u32 = 4;
 /// Named barriers where a consumer has added its dQ, one each.

@@ -103,9 +103,9 @@ unsafe fn copy_queries<T: HopperBackwardTiling>(
     let full = block.barrier(barriers.q_full + turn.slot);
     mbarrier_wait(block.barrier(barriers.q_empty + turn.slot), turn.parity ^ 1);
     let place = [row, own.q_head() & axes.head, own.batch() & axes.batch];
+    let rows = block.params.scratch.lse + rows_offset(block, own, row);
     let shared = opaque(block.shared) + plan.q + turn.slot * plan.q_stage;
     copy_tile::<T>(&Kernel::<T>::Q, shared, block.map(0), full, place, plan.row_stage);
-    let rows = block.params.scratch.lse + rows_offset(block, own, opaque(row));
     let shared = opaque(block.shared) + plan.lse + turn.slot * plan.row_stage;
     load_bytes(shared, rows, plan.row_stage, full);
 }
@@ -118,9 +118,9 @@ unsafe fn copy_d_o<T: HopperBackwardTiling>(block: &Block<'_>, turn: Turn, own: 
     let full = block.barrier(barriers.d_o_full + turn.slot);
     mbarrier_wait(block.barrier(barriers.d_o_empty + turn.slot), turn.parity ^ 1);
     let place = [row, own.q_head() & axes.head, own.batch() & axes.batch];
+    let rows = block.params.scratch.delta + rows_offset(block, own, row);
     let shared = opaque(block.shared) + plan.d_o + turn.slot * plan.d_o_stage;
     copy_tile::<T>(&Kernel::<T>::D_O, shared, block.map(3), full, place, plan.row_stage);
-    let rows = block.params.scratch.delta + rows_offset(block, own, opaque(row));
     let shared = opaque(block.shared) + plan.delta + turn.slot * plan.row_stage;
     load_bytes(shared, rows, plan.row_stage, full);
 }

@@ -11,7 +11,7 @@ use super::{Kernel, Place, Work};
 use crate::ptx::math::{exp2, fma};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::load_shared_v2_f32;
-use crate::ptx::thread::opaque;
+use crate::ptx::thread::{compute_before_waiting, lane_id, opaque};
 use crate::ptx::wgmma::Product;
 use crate::tile::LaneAddress;
 
@@ -47,7 +47,7 @@ where
     pub(super) unsafe fn differentiate(&self, step: &mut Step<T>) {
         let plan = Kernel::<T>::PLAN;
         let rows = opaque(self.block.shared) + plan.delta + self.turn.slot * plan.row_stage;
-        let rows = rows + self.first_own_row() * 4 + self.thread() % 4 * 8;
+        let rows = rows + self.first_own_row() * 4 + lane_id() % 4 * 8;
         let mut group = 0;
         while group < T::Scores::LEN / 4 {
             let delta = load_shared_v2_f32(rows + group as u32 * 32);
@@ -143,6 +143,19 @@ where
             pair += 1;
         }
     }
+}
+
+/// Holds a wait back until all of P is computed.
+#[inline(always)]
+pub(super) unsafe fn hold<F: Fragment>(p: &F) {
+    let mut bits = 0;
+    let mut index = 0;
+    while index < F::LEN {
+        bits |= p.at(index).to_bits();
+        index += 1;
+    }
+    // No sign bit is set, if no value is NaN; then nothing depends on the answer.
+    compute_before_waiting(f32::from_bits(bits));
 }
 
 /// Rounds values in pairs.
