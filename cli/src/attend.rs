@@ -76,7 +76,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
 fn attend<T: Stored>(arguments: &Arguments, inputs: &Inputs) -> Result<()> {
     let attention = arguments.options.attention(inputs.shape)?;
-    let chosen = Chosen::<T>::new(arguments.options.device, &attention)?;
+    let chosen = Chosen::<T>::new(arguments.options.device, &attention, Purpose::Forward)?;
     let names: &[&str] = if arguments.lse { &["o", "lse"] } else { &["o"] };
     let read = arguments.sources.paths();
     let destination = match &arguments.out {

@@ -10,7 +10,7 @@ use half::{bf16, f16};
 use crate::call::Inputs;
 use crate::failure::{Failure, Result, one_line};
 use crate::file::{Safetensors, Stored};
-use crate::forward::Chosen;
+use crate::forward::{Chosen, Purpose};
 use crate::options::{AxisOrder, Options};
 use crate::report::{print, print_json};
 
@@ -95,7 +95,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 
 fn explain<T: Stored>(arguments: &Arguments, shape: Shape) -> Result<()> {
     let attention = arguments.options.attention(shape)?;
-    let chosen = Chosen::<T>::new(arguments.options.device, &attention)?;
+    let chosen = Chosen::<T>::new(arguments.options.device, &attention, Purpose::Explanation)?;
     let explanation = chosen.explanation();
     if arguments.json {
         return print_json(&explanation);

@@ -1,4 +1,4 @@
-//! Where a forward call runs, and running it.
+//! Where a call runs, and running its forward pass.
 
 use std::time::Instant;
 
@@ -21,14 +21,40 @@ pub(crate) struct Chosen<T> {
     fallback: Option<String>,
 }
 
+/// What a plan is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// The forward pass alone.
+    Forward,
+    /// The backward pass as well: a device that has none will not do.
+    Gradients,
+    /// To say what would run.
+    Explanation,
+}
+
 impl<T: Stored> Chosen<T> {
     /// Plans the call where the user wants it.
-    pub(crate) fn new(choice: DeviceChoice, attention: &Attention) -> Result<Self> {
+    pub(crate) fn new(
+        choice: DeviceChoice,
+        attention: &Attention,
+        purpose: Purpose,
+    ) -> Result<Self> {
         // Whatever is wrong with the call itself is found out first.
         let cpu = attention.plan::<T>(&Device::cpu())?;
         let on_cpu = |fallback| Ok(Self { device: Device::cpu(), plan: cpu, fallback });
-        let preference = Preference { kernel: None, form: form()? };
-        let plan_on = |device: &Device| attention.plan_with::<T>(device, preference);
+        let forward_only = purpose == Purpose::Forward;
+        let preference = Preference { kernel: None, form: form()?, forward_only };
+        let plan_on = |device: &Device| -> std::result::Result<Plan<T>, Error> {
+            let plan = attention.plan_with::<T>(device, preference)?;
+            match (&plan.explain().no_backward, purpose) {
+                (Some(why), Purpose::Gradients) => Err(Error::Unsupported {
+                    what: "the backward pass".to_owned(),
+                    device: plan.explain().device.clone(),
+                    reasons: why.clone(),
+                }),
+                _ => Ok(plan),
+            }
+        };
         match choice {
             DeviceChoice::Cpu => on_cpu(None),
             DeviceChoice::Auto => match Device::cuda(0) {
@@ -66,6 +92,21 @@ impl<T: Stored> Chosen<T> {
             explanation.reason.clone_from(why);
         }
         explanation
+    }
+
+    /// The plan.
+    pub(crate) fn plan(&self) -> &Plan<T> {
+        &self.plan
+    }
+
+    /// The GPU, if it is one.
+    pub(crate) fn gpu(&self) -> Option<&Device> {
+        self.device.context().map(|_| &self.device)
+    }
+
+    /// Why the device is not the one that `auto` would rather have.
+    pub(crate) fn fallback(&self) -> Option<&str> {
+        self.fallback.as_deref()
     }
 
     /// The device, as in `--device`.

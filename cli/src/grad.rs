@@ -6,7 +6,7 @@ use std::time::Instant;
 use clap::Args;
 use ferroflash::cpu::dense::{self, Precision};
 use ferroflash::cpu::tiled;
-use ferroflash::{Attention, Device, Dtype, Gradients, Saved, TensorMut, TensorRef};
+use ferroflash::{Attention, Buffer, Device, Dtype, Gradients, Plan, Saved, TensorMut, TensorRef};
 use half::{bf16, f16};
 use serde::Serialize;
 
@@ -14,8 +14,8 @@ use crate::call::{Inputs, Tensors};
 use crate::check::Check;
 use crate::failure::{Failure, Result};
 use crate::file::{Destination, Safetensors, Stored, Written, has_extension};
-use crate::forward::{forward_on_cpu, zeros};
-use crate::options::{AxisOrder, DeviceChoice, Options};
+use crate::forward::{Chosen, Purpose, zeros};
+use crate::options::{AxisOrder, Options};
 use crate::progress::Progress;
 use crate::report::{Sizes, Table, print_json, sizes};
 
@@ -33,6 +33,9 @@ pub(crate) struct Arguments {
     layout: AxisOrder,
     #[command(flatten)]
     options: Options,
+    /// Equal runs give equal bits on a GPU as well, at some cost; the cpu's always do
+    #[arg(long)]
+    deterministic: bool,
     /// Compare with the f64 oracle; exit with 1, and write nothing, if a gradient is wrong
     #[arg(long)]
     check: bool,
@@ -41,13 +44,10 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// The schedule that computes gradients.
-const KERNEL: &str = "cpu_tiled_backward";
-
 #[derive(Serialize)]
 struct Report {
-    device: &'static str,
-    kernel: &'static str,
+    device: String,
+    kernel: String,
     shape: Sizes,
     milliseconds: f64,
     check: Option<Checks>,
@@ -85,10 +85,6 @@ struct Computed<T> {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    if let DeviceChoice::Cuda(_) = arguments.options.device {
-        let needs = "cpu or auto: no GPU kernel computes gradients yet";
-        return Err(Failure::needs("--device", arguments.options.device, needs));
-    }
     let file = Safetensors::open(&arguments.file)?;
     let [q, k, v] = [file.entry("q")?, file.entry("k")?, file.entry("v")?];
     let inputs = Inputs::new(q, k, v, arguments.layout)?;
@@ -100,8 +96,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 }
 
 fn grad<T: Stored>(arguments: &Arguments, file: &Safetensors, inputs: &Inputs) -> Result<()> {
-    let attention = arguments.options.attention(inputs.shape)?;
-    attention.plan::<T>(&Device::cpu())?;
+    let mut attention = arguments.options.attention(inputs.shape)?;
+    if arguments.deterministic {
+        attention = attention.deterministic();
+    }
+    let chosen = Chosen::<T>::new(arguments.options.device, &attention, Purpose::Gradients)?;
     let destination = match &arguments.out {
         Some(out) if has_extension(out, "npy") => {
             return Err(Failure::needs("--out", out.display(), "a .safetensors"));
@@ -112,8 +111,11 @@ fn grad<T: Stored>(arguments: &Arguments, file: &Safetensors, inputs: &Inputs) -
         }
         None => None,
     };
-    let (given, forward) = read::<T>(&attention, file, inputs)?;
-    let computed = backward(&attention, &given)?;
+    let (given, forward) = read::<T>(&chosen, file, inputs)?;
+    let computed = match chosen.gpu() {
+        Some(device) => backward_on_gpu(device, chosen.plan(), &given)?,
+        None => backward_on_cpu(&attention, &given)?,
+    };
     let check = match arguments.check {
         true => Some(compare(&attention, &given, &computed)?),
         false => None,
@@ -133,10 +135,12 @@ fn grad<T: Stored>(arguments: &Arguments, file: &Safetensors, inputs: &Inputs) -
         written = files.collect::<Vec<_>>().join(" and ");
     }
 
+    let explanation = chosen.plan().explain();
+    let kernel = explanation.backward.as_ref().map_or("none", |backward| &backward.kernel);
     if arguments.json {
         print_json(&Report {
-            device: "cpu",
-            kernel: KERNEL,
+            device: chosen.device(),
+            kernel: kernel.to_owned(),
             shape: inputs.shape.into(),
             milliseconds: computed.milliseconds,
             check,
@@ -144,8 +148,11 @@ fn grad<T: Stored>(arguments: &Arguments, file: &Safetensors, inputs: &Inputs) -
         return verdict;
     }
     let mut table = Table::default();
-    table.row("device", "cpu");
-    table.row("kernel", format!("{KERNEL} ({})", T::DTYPE));
+    table.row("device", &explanation.device);
+    table.row("kernel", format!("{kernel} ({})", T::DTYPE));
+    if let Some(why) = chosen.fallback() {
+        table.row("because", why);
+    }
     table.row("forward", forward);
     table.row("shape", sizes(shape));
     table.row("time", format!("{:.3} ms", computed.milliseconds));
@@ -161,7 +168,7 @@ fn grad<T: Stored>(arguments: &Arguments, file: &Safetensors, inputs: &Inputs) -
 
 /// Reads what the file has, and computes o and lse if it lacks them; also says which.
 fn read<T: Stored>(
-    attention: &Attention,
+    chosen: &Chosen<T>,
     file: &Safetensors,
     inputs: &Inputs,
 ) -> Result<(Given<T>, String)> {
@@ -189,7 +196,7 @@ fn read<T: Stored>(
     let (o, lse, words) = match saved {
         Some((o, lse)) => (o, lse, "o and lse are the file's".to_owned()),
         None => {
-            let results = forward_on_cpu(attention, &tensors)?;
+            let results = chosen.run(&tensors)?;
             let words = format!("computed in {:.3} ms", results.milliseconds);
             (results.o, results.lse, words)
         }
@@ -209,7 +216,7 @@ impl<T> Given<T> {
     }
 }
 
-fn backward<T: Stored>(attention: &Attention, given: &Given<T>) -> Result<Computed<T>> {
+fn backward_on_cpu<T: Stored>(attention: &Attention, given: &Given<T>) -> Result<Computed<T>> {
     let Tensors { shape, axes, .. } = &given.tensors;
     let mut dq = zeros::<T>("dq", &shape.q_dims())?;
     let mut dk = zeros::<T>("dk", &shape.k_dims())?;
@@ -230,6 +237,51 @@ fn backward<T: Stored>(attention: &Attention, given: &Given<T>) -> Result<Comput
     tiled::backward(attention, &saved, &given.d_o()?, d_lse.as_ref(), &mut gradients, None)?;
     drop(gradients);
     Ok(Computed { dq, dk, dv, milliseconds: begun.elapsed().as_secs_f64() * 1e3 })
+}
+
+fn backward_on_gpu<T: Stored>(
+    device: &Device,
+    plan: &Plan<T>,
+    given: &Given<T>,
+) -> Result<Computed<T>> {
+    let Tensors { shape, axes, q, k, v, .. } = &given.tensors;
+    let stream = device.default_stream();
+    let upload = |data: &[T]| Buffer::from_slice(device, data);
+    let (q, k, v) = (upload(q)?, upload(k)?, upload(v)?);
+    let (o, d_o) = (upload(&given.o)?, upload(&given.d_o)?);
+    let lse = Buffer::from_slice(device, &given.lse)?;
+    let d_lse = given.d_lse.as_ref().map(|d_lse| Buffer::from_slice(device, d_lse)).transpose()?;
+    let like = |dims: [usize; 4]| Buffer::<T>::new(device, dims.iter().product());
+    let (mut dq, mut dk) = (like(shape.q_dims())?, like(shape.k_dims())?);
+    let mut dv = like(shape.v_dims())?;
+    stream.synchronize()?;
+
+    let begun = Instant::now();
+    {
+        let saved = Saved {
+            inputs: ferroflash::Inputs::new(
+                axes.view(shape.q_dims(), |dims| q.tensor(&stream, dims))?,
+                axes.view(shape.k_dims(), |dims| k.tensor(&stream, dims))?,
+                axes.view(shape.v_dims(), |dims| v.tensor(&stream, dims))?,
+            ),
+            o: axes.view(shape.o_dims(), |dims| o.tensor(&stream, dims))?,
+            lse: lse.tensor(&stream, &shape.lse_dims())?,
+        };
+        let d_o = axes.view(shape.o_dims(), |dims| d_o.tensor(&stream, dims))?;
+        let d_lse = d_lse.as_ref().map(|d_lse| d_lse.tensor(&stream, &shape.lse_dims()));
+        let d_lse = d_lse.transpose()?;
+        let mut gradients = Gradients {
+            dq: Some(axes.view_mut(shape.q_dims(), |dims| dq.tensor_mut(&stream, dims))?),
+            dk: Some(axes.view_mut(shape.k_dims(), |dims| dk.tensor_mut(&stream, dims))?),
+            dv: Some(axes.view_mut(shape.v_dims(), |dims| dv.tensor_mut(&stream, dims))?),
+            ..Gradients::default()
+        };
+        plan.backward(&stream, &saved, &d_o, d_lse.as_ref(), &mut gradients)?;
+    }
+    stream.synchronize()?;
+    let milliseconds = begun.elapsed().as_secs_f64() * 1e3;
+    let (dq, dk) = (dq.to_vec(&stream)?, dk.to_vec(&stream)?);
+    Ok(Computed { dq, dk, dv: dv.to_vec(&stream)?, milliseconds })
 }
 
 /// Compares the gradients with the oracle's.

@@ -95,7 +95,6 @@ fn bad_input_is_refused() {
         folder.run(&[&call[..], arguments].concat()).refused(words);
         assert_eq!(folder.files(), ["in.safetensors"]);
     };
-    refused(&tensors(), &["--device", "cuda:0"], &["--device: cuda:0", "no GPU kernel"]);
     refused(&tensors()[..3], &[], &["d_o: ", "has k, q, v"]);
     let mut other = tensors();
     other[3] = Tensor::noise("d_o", &[2, 7, 4, 16]);

@@ -1,5 +1,7 @@
 //! Choosing a kernel: which rows of the table could run a call, which does, and why not the others.
 
+use std::cmp::Reverse;
+
 use ferroflash_core::axes::{Direction, Dtype, Family, MaskClass};
 use ferroflash_core::table::{KERNELS, KernelSpec};
 
@@ -69,7 +71,9 @@ pub(crate) fn choose(
         } else if (other.tile.head_dim, other.tile.value_dim)
             == (spec.tile.head_dim, spec.tile.value_dim)
         {
-            format!("would do, but {} needs no wider masks", spec.name)
+            let is_larger = other.shared_bytes < spec.shared_bytes;
+            let more = if is_larger { "has more in flight" } else { "needs no wider masks" };
+            format!("would do, but {} {more}", spec.name)
         } else {
             format!("would do, but {} pads fewer channels", spec.name)
         },
@@ -87,13 +91,17 @@ pub(crate) fn choose(
     Ok(Choice { spec, fallback, reason, rejected })
 }
 
-/// Smaller is better: the family made for the device, then padded channels, then the mask class.
-fn preference(spec: &KernelSpec) -> (u32, u32, MaskClass) {
+/// Smaller is better: the family made for the device, then padded channels, then, of backward
+/// kernels, more shared memory, then the mask class.
+fn preference(spec: &KernelSpec) -> (u32, u32, Reverse<u32>, MaskClass) {
     let family = match spec.family {
         Family::Hopper => 0,
         Family::Portable => 1,
     };
-    (family, spec.tile.head_dim + spec.tile.value_dim, spec.mask)
+    let channels = spec.tile.head_dim + spec.tile.value_dim;
+    // Forward, shared memory follows the mask class.
+    let shared = if spec.direction == Direction::Forward { 0 } else { spec.shared_bytes };
+    (family, channels, Reverse(shared), spec.mask)
 }
 
 /// The mask class a call needs.

@@ -116,7 +116,7 @@ impl Explanation {
         choice: Choice,
     ) -> Self {
         let kernel = &backward.main;
-        let schedule = backward::schedule(attention, kernel.spec, limits);
+        let schedule = backward::schedule(attention, kernel.spec);
         let grid = backward::grid(kernel.spec, &schedule, limits);
         let workspace = backward.workspace_bytes(attention);
         let blocks = (schedule.blocks(), grid);

@@ -270,7 +270,7 @@ impl<T: Element> Plan<T> {
         let workspace = self.check_workspace(&workspace, self.workspace().backward, handle)?;
         let shape = &self.attention.shape;
         let is_wanted = gradients.dq.is_some() || gradients.dk.is_some() || gradients.dv.is_some();
-        if shape.batch * shape.q_heads == 0 || !is_wanted {
+        if shape.batch * shape.kv_heads == 0 || !is_wanted {
             return Ok(());
         }
         let call = backward::Call::new(&self.attention, saved, d_o, d_lse, gradients, workspace);

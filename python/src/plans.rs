@@ -46,7 +46,7 @@ impl Description {
 
     /// Makes the plan, which loads its kernel.
     pub(crate) fn plan<T: Element>(&self) -> Result<Plan<T>> {
-        let preference = Preference { kernel: preferred_kernel(), form: None };
+        let preference = Preference { kernel: preferred_kernel(), form: None, forward_only: true };
         self.attention().plan_with(&device(self.place)?, preference)
     }
 }

@@ -12,7 +12,7 @@ use ferroflash::{Attention, Element, Error, Family, Form, Gradients, Output, Pla
 
 use crate::case::{Case, broadcast_dims};
 use crate::element::Real;
-use crate::gpu::{Loaded, plan, plan_of_family};
+use crate::gpu::{Loaded, LoadedBackward, Wanted, plan, plan_of_family};
 use crate::memory::{Arrangement, Owned};
 
 /// An implementation of attention.
@@ -146,19 +146,26 @@ pub fn tiled_forward<T: Real>(
     Ok((o, lse))
 }
 
-/// The backward pass of a call, every gradient, by a CPU backend from its own forward results.
+/// The backward pass of a call, every gradient, by a backend from its own forward results. A GPU's
+/// is deterministic, so that equal calls can be compared bit by bit.
 ///
 /// # Errors
-/// What the backend refuses, or finds wrong. GPU backends have no backward pass yet.
+/// What the backend refuses, or finds wrong.
 pub fn backward<T: Real>(backend: Backend, case: &Case<T>) -> Result<Grads, Error> {
     match backend {
         Backend::CpuDense => dense_backward(case, Precision::F64),
         Backend::CpuTiled => tiled_backward(case, None),
-        Backend::Portable(_) | Backend::Planned(_) => Err(Error::Unsupported {
-            what: "backward".to_owned(),
-            device: backend.to_string(),
-            reasons: "the kernel table has no backward kernel".to_owned(),
-        }),
+        Backend::Portable(_) | Backend::Planned(_) => {
+            let plan = backend.plan::<T>(&case.attention.deterministic())?;
+            let stream = Stream::from(crate::gpu::copy_stream());
+            let mut loaded = LoadedBackward::new(case, &plan, Wanted::ALL, &stream)?;
+            loaded.run(&plan, &stream)?;
+            let gradients = loaded.results(&stream);
+            gradients.named().for_each(|(name, gradient)| gradient.assert_written(name));
+            let [dq, dk, dv] = [gradients.dq, gradients.dk, gradients.dv]
+                .map(|gradient| gradient.expect("it was asked for").contents());
+            Ok(Grads { dq, dk, dv, dbias: None, dsink: None })
+        }
     }
 }
 

@@ -25,6 +25,7 @@ pub fn append(
     let limits = device.limits().expect("a CUDA device");
     let mut row = json!({
         "kernel": spec.name,
+        "direction": spec.direction.name(),
         "form": form.to_string(),
         "body_hash": ferroflash::record(spec.name).map(|record| record.body_hash.clone()),
         "workload": workload,

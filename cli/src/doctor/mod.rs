@@ -144,8 +144,9 @@ fn attempt<T: Stored>(device: &Device, form: Option<Form>, head_dim: usize, caus
         value_dim: head_dim,
     };
     let mask = if causal { Mask::causal(Align::BottomRight) } else { Mask::full() };
-    let plan =
-        Attention::new(shape).mask(mask).plan_with::<T>(device, Preference { kernel: None, form });
+    let plan = Attention::new(shape)
+        .mask(mask)
+        .plan_with::<T>(device, Preference { form, forward_only: true, ..Preference::default() });
     let words = if causal { "causal" } else { "full" };
     let call = format!("{} {words} d {head_dim}", T::DTYPE);
     match plan {

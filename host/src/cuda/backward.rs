@@ -17,7 +17,7 @@ use ferroflash_core::tensor_map::{MapRefusal, TensorMapPlan};
 
 use super::artifacts::Form;
 use super::device::{CudaDevice, Limits};
-use super::forward::{CACHE_SHARE, device_tensor, device_visibility, strides};
+use super::forward::{device_tensor, device_visibility, strides};
 use super::kernel::Kernel;
 use super::tensor_map;
 use crate::attention::{Attention, Gradients, Saved};
@@ -76,20 +76,17 @@ fn scratch_sizes(attention: &Attention, spec: &KernelSpec) -> ScratchSizes {
     let rows = spec.tile.q_rows as usize;
     let batch_heads = shape.batch as u64 * shape.q_heads as u64;
     let tiles = shape.q_len.div_ceil(rows);
-    ScratchSizes {
-        batch_heads,
-        padded_rows: (tiles * rows) as u32,
-        dq_channels: spec.tile.head_dim,
-        counters: spec.counters(batch_heads * tiles as u64, attention.deterministic),
-    }
+    let counters = match batch_heads * tiles as u64 {
+        0 => 0,
+        query_tiles => spec.counters(query_tiles, attention.deterministic),
+    };
+    let padded_rows = (tiles * rows) as u32;
+    ScratchSizes { batch_heads, padded_rows, dq_channels: spec.tile.head_dim, counters }
 }
 
 /// Bytes of workspace that a backward call through `spec` needs.
 pub(crate) fn workspace_bytes(attention: &Attention, spec: &KernelSpec) -> usize {
-    match attention.shape.q_len {
-        0 => 0,
-        _ => usize::try_from(scratch_sizes(attention, spec).bytes()).unwrap_or(usize::MAX),
-    }
+    usize::try_from(scratch_sizes(attention, spec).bytes()).unwrap_or(usize::MAX)
 }
 
 /// The largest grid among the stages of a backward call through `spec`; `None` past 64 bits.
@@ -103,23 +100,14 @@ pub(crate) fn most_blocks(shape: &Shape, spec: &KernelSpec) -> Option<usize> {
     Some(stages.max(main.checked_mul(shape.batch)?.checked_mul(shape.kv_heads)?))
 }
 
-/// The order in which blocks of `spec` take a call's key blocks on a device.
-pub(crate) fn schedule(
-    attention: &Attention,
-    spec: &KernelSpec,
-    limits: &Limits,
-) -> BackwardSchedule {
+/// The order in which blocks of `spec` take a call's key blocks.
+pub(crate) fn schedule(attention: &Attention, spec: &KernelSpec) -> BackwardSchedule {
     let shape = &attention.shape;
     let batch_heads = (shape.batch * shape.kv_heads) as u32;
-    // A row's Q and dO, and its sums of dQ.
-    let channels = (shape.head_dim + shape.value_dim) as u64;
-    let row = channels * spec.dtype.bytes() as u64 + 4 * u64::from(spec.tile.head_dim);
-    let bytes_per_head = (shape.q_len * shape.group()) as u64 * row;
-    let cache = limits.l2_bytes * CACHE_SHARE.0 / CACHE_SHARE.1;
     BackwardSchedule {
         kv_blocks: spec.tile.kv_blocks(shape.kv_len) as u32,
         batch_heads,
-        section: BackwardSchedule::section_for(batch_heads, bytes_per_head, cache),
+        section: BackwardSchedule::section_for(batch_heads),
     }
 }
 
@@ -227,7 +215,7 @@ impl<'a> Call<'a> {
 
     /// Whether there are query rows: without any, dK and dV are zero and nothing is summed.
     fn has_rows(&self) -> bool {
-        self.attention.shape.q_len > 0
+        self.batch_heads() > 0 && self.attention.shape.q_len > 0
     }
 
     /// # Safety
@@ -301,7 +289,7 @@ impl<'a> Call<'a> {
         scratch: BackwardScratch,
     ) -> Result<()> {
         let shape = &self.attention.shape;
-        let schedule = schedule(self.attention, kernel.spec, &device.limits);
+        let schedule = schedule(self.attention, kernel.spec);
         if schedule.blocks() == 0 {
             return Ok(());
         }
@@ -343,7 +331,7 @@ impl<'a> Call<'a> {
         // Encoding a tensor map needs a context, which the caller may not have.
         let _current = device.enter()?;
         let shape = &self.attention.shape;
-        let schedule = schedule(self.attention, kernel.spec, &device.limits);
+        let schedule = schedule(self.attention, kernel.spec);
         let scale = self.attention.scale_factor();
         let size = self.dtype.bytes();
         let map = |raw: &Raw, plan| {

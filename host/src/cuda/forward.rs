@@ -18,7 +18,7 @@ use crate::error::Result;
 use crate::tensor::Raw;
 
 /// Share of the second-level cache that the K and V of one section of heads may take.
-pub(super) const CACHE_SHARE: (u64, u64) = (3, 5);
+const CACHE_SHARE: (u64, u64) = (3, 5);
 
 /// Heads of a section of short sequences, for persistent blocks: with more, the query blocks of a
 /// head come too far apart. Measured on an H200 at 512 rows, where 32 heads gain 1 to 4 % on 128.

@@ -1,12 +1,12 @@
 //! Which block owns which keys.
 //!
-//! The grid is linear. Consecutive blocks walk the heads of one *section*, a set of KV heads whose
-//! Q, dO and dQ sums fit in L2 together, then move to the next key block of that section. Key
+//! The grid is linear. Consecutive blocks walk the heads of one *section*, a set of KV heads, then
+//! move to the next key block of that section. Key
 //! blocks are walked from the first to the last: under a causal mask the first keys are seen by
 //! most rows, so that the longest work comes first (M4.4 §0x04I). The same order is what ordered
 //! sums of dQ need: of one head, a block with a lower index owns lower keys.
 
-use crate::schedule::{ForwardSchedule, divide};
+use crate::schedule::divide;
 
 /// One block of keys of one KV head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,10 +47,16 @@ impl BackwardSchedule {
         BackwardWork { kv_block, batch_head: first_head + within - kv_block * heads }
     }
 
-    /// Heads whose Q, dO and dQ sums, of `bytes_per_head` each, fit into `cache_bytes` together.
-    pub const fn section_for(batch_heads: u32, bytes_per_head: u64, cache_bytes: u64) -> u32 {
-        ForwardSchedule::section_for(batch_heads, bytes_per_head, cache_bytes)
+    /// Heads walked together: at most [`Self::MOST_HEADS`], and in every section about as many,
+    /// since a small last one would leave most of the device idle.
+    pub const fn section_for(batch_heads: u32) -> u32 {
+        let sections = batch_heads.div_ceil(Self::MOST_HEADS);
+        if sections == 0 { 1 } else { batch_heads.div_ceil(sections) }
     }
+
+    /// Most heads of a section. Measured on an H200 from 1024 to 16384 rows, causal: one head takes
+    /// 3 to 8 % longer, 32 to 64 are equal, and more gain nothing.
+    pub const MOST_HEADS: u32 = 32;
 }
 
 #[cfg(test)]

@@ -75,17 +75,21 @@ macro_rules! portable_tilings {
 
 portable_tilings! {
     PortableBackward32: 64 x 128, dims 32 32, warps 4, stages 2, blocks 2,
-        "32 keys a warp: every Q and dO fragment serves two products; 58 KB, two blocks.";
+        "32 keys a warp: every Q and dO fragment serves two products; 66 KB, two blocks.";
     PortableBackward64: 64 x 128, dims 64 64, warps 4, stages 2, blocks 2,
-        "32 keys a warp: every Q and dO fragment serves two products; 82 KB, two blocks on Hopper.";
-    PortableBackward96: 64 x 128, dims 96 96, warps 8, stages 2, blocks 1,
-        "16 keys a warp; 96 gradients and 24 operands of V leave room for two dO tiles in 90 KB.";
+        "32 keys a warp: every Q and dO fragment serves two products; 99 KB, two blocks on Hopper.";
+    PortableBackward96: 64 x 128, dims 96 96, warps 8, stages 1, blocks 1,
+        "16 keys a warp; V in registers; one dO tile, so that 78 KB hold it.";
     PortableBackward128: 64 x 128, dims 128 128, warps 8, stages 1, blocks 1,
         "16 keys a warp; 128 gradients and 32 operands of V; one dO tile, so that 98 KB hold it.";
+    PortableBackward128Large: 64 x 128, dims 128 128, warps 8, stages 2, blocks 1,
+        "Two tiles of Q, dO and dS, so that steps overlap; 132 KB. Full calls run as causal ones.";
     PortableBackward192: 32 x 64, dims 192 192, warps 8, stages 2, blocks 1,
         "Two warps share 16 keys, 96 channels of dK and dV each; 32 rows keep it within 82 KB.";
     PortableBackward256: 32 x 64, dims 256 256, warps 8, stages 1, blocks 1,
         "Two warps share 16 keys, 128 channels of dK and dV each; one dO tile; 90 KB.";
+    PortableBackward256Large: 64 x 64, dims 256 256, warps 8, stages 1, blocks 1,
+        "Four warps share 32 keys: every Q and dO fragment serves two products; 181 KB.";
     PortableBackward192x128: 32 x 64, dims 192 128, warps 8, stages 2, blocks 1,
         "Two warps share 16 keys, since a lone one would hold 160 gradients; 74 KB.";
     PortableBackward64x256: 32 x 64, dims 64 256, warps 8, stages 2, blocks 1,

@@ -11,8 +11,8 @@ use cudarc::driver::sys::CUevent_flags;
 use cudarc::driver::{CudaSlice, DevicePtr};
 use ferroflash::cpu::dense::{self, Precision};
 use ferroflash::{
-    Align, Attention, Dtype, Element, Form, Inputs, KernelSpec, Mask, MaskClass, Output, Place,
-    Plan, Shape, Stream, TensorMut, TensorRef, contiguous_strides,
+    Align, Attention, Direction, Dtype, Element, Form, Inputs, KernelSpec, Mask, MaskClass, Output,
+    Place, Plan, Shape, Stream, TensorMut, TensorRef, contiguous_strides,
 };
 use ferroflash_tests::bound::{Measured, result_error};
 use ferroflash_tests::case::shape;
@@ -39,7 +39,7 @@ const GROUP_MS: f32 = 2.0;
 /// `bench/KERNEL/FORM/sLENGTH`.
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
-    for (spec, form, is_possible) in kernels_and_forms() {
+    for (spec, form, is_possible) in kernels_and_forms(Direction::Forward) {
         for len in [1024, 4096, 16_384] {
             let name = format!("bench/{}/{form}/s{len}", spec.name);
             trials.push(trial(name, is_possible, move || match spec.dtype {

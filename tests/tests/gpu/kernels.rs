@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
-use ferroflash::{Dtype, Error, Family, Form, KERNELS, KernelSpec, Stream};
+use ferroflash::{Direction, Dtype, Error, Family, Form, KERNELS, KernelSpec, Stream};
 use ferroflash_tests::backend::{Outcome, forward_references, tiled_forward};
 use ferroflash_tests::bound::{Measured, assert_zero_rows, lse_error, result_error};
 use ferroflash_tests::case::Case;
@@ -25,7 +25,7 @@ const ON_THE_CPU: &[&str] =
 /// `KERNEL/FORM/WORKLOAD`, and `sanitize/KERNEL/FORM` for a few small ones in one process.
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
-    for (spec, form, is_possible) in kernels_and_forms() {
+    for (spec, form, is_possible) in kernels_and_forms(Direction::Forward) {
         let mut small = Vec::new();
         for workload in workloads(spec) {
             if ["one_key", "few_keys", "start_1", "each_otherwise"]

@@ -5,12 +5,13 @@
 //! `FERROFLASH_ARTIFACT=cubin|ptx` leaves one form, `FERROFLASH_EVIDENCE=FILE` collects a record,
 //! and `FERROFLASH_BENCH=1` times the kernels instead of testing them.
 
+mod backward;
 mod behaviour;
 mod bench;
 mod kernels;
 mod workloads;
 
-use ferroflash::{Form, KERNELS, KernelSpec};
+use ferroflash::{Direction, Form, KERNELS, KernelSpec};
 use ferroflash_tests::gpu;
 use libtest_mimic::{Arguments, Failed, Trial};
 
@@ -22,7 +23,8 @@ fn main() {
         arguments.test_threads = Some(1);
         bench::trials()
     } else {
-        kernels::trials().into_iter().chain(behaviour::trials()).collect()
+        let trials = kernels::trials().into_iter().chain(backward::trials());
+        trials.chain(behaviour::trials()).collect()
     };
     libtest_mimic::run(&arguments, trials).exit();
 }
@@ -37,8 +39,9 @@ fn trial(name: String, is_possible: bool, run: impl FnOnce() + Send + 'static) -
     Trial::test(name, run).with_ignored_flag(!(gpu::is_present_or_required() && is_possible))
 }
 
-/// Every kernel in every form that is to be tested, and whether the device runs the form.
-fn kernels_and_forms() -> Vec<(&'static KernelSpec, Form, bool)> {
+/// Every kernel of a direction in every form that is to be tested, and whether the device runs the
+/// form.
+fn kernels_and_forms(direction: Direction) -> Vec<(&'static KernelSpec, Form, bool)> {
     let capability = gpu::device().ok().and_then(|device| Some(device.limits()?.capability));
     let is_possible = |spec: &KernelSpec, form| match (form, capability) {
         (_, None) => true,
@@ -46,6 +49,7 @@ fn kernels_and_forms() -> Vec<(&'static KernelSpec, Form, bool)> {
         (Form::Ptx, Some((major, minor))) => spec.family.runs_on(major, minor),
     };
     let forms = gpu::forms();
-    let pairs = KERNELS.iter().flat_map(|spec| forms.iter().map(move |form| (spec, *form)));
+    let kernels = KERNELS.iter().filter(|spec| spec.direction == direction);
+    let pairs = kernels.flat_map(|spec| forms.iter().map(move |form| (spec, *form)));
     pairs.map(|(spec, form)| (spec, form, is_possible(spec, form))).collect()
 }

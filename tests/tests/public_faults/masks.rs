@@ -229,8 +229,11 @@ pub(crate) fn m6_backward(probe: &Probe) {
     for (len, left) in M6_WINDOWS {
         probe.backward(&m6(len, Some(left), Some(0)));
     }
-    let [causal, whole, last] =
-        [None, Some(8), Some(7)].map(|left| probe.backward(&m6(8, left, Some(0))));
+    let [causal, whole, last] = [None, Some(8), Some(7)].map(|left| {
+        // As in the forward pass.
+        let is_left_out = left.is_none() && probe.backend.is_gpu();
+        if is_left_out { None } else { probe.backward(&m6(8, left, Some(0))) }
+    });
     assert!(causal == whole && whole == last, "a window of every key is causal");
 }
 
