@@ -252,6 +252,10 @@ macro_rules! kernel_table {
             hopper_backward_d64_bf16_causal = Hopper Backward<HopperBackward64, Bf16, Causal>;
             hopper_backward_d64_f16_full = Hopper Backward<HopperBackward64, F16, Full>;
             hopper_backward_d64_f16_causal = Hopper Backward<HopperBackward64, F16, Causal>;
+            hopper_backward_d96_bf16_full = Hopper Backward<HopperBackward96, Bf16, Full>;
+            hopper_backward_d96_bf16_causal = Hopper Backward<HopperBackward96, Bf16, Causal>;
+            hopper_backward_d96_f16_full = Hopper Backward<HopperBackward96, F16, Full>;
+            hopper_backward_d96_f16_causal = Hopper Backward<HopperBackward96, F16, Causal>;
             hopper_backward_d128_bf16_full = Hopper Backward<HopperBackward128, Bf16, Full>;
             hopper_backward_d128_bf16_causal = Hopper Backward<HopperBackward128, Bf16, Causal>;
             hopper_backward_d128_f16_full = Hopper Backward<HopperBackward128, F16, Full>;

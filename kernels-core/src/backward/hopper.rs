@@ -200,7 +200,9 @@ impl HopperBackwardPlan {
             KeyShare::Keys => p,
             KeyShare::Channels => p + d_s_stage * 2,
         };
-        let lse = if dq_staged { dq + tile.q_rows * tile.head_dim * 4 } else { dq };
+        // Each warpgroup has a place of its own.
+        let shares = tile.warpgroups() / QueryShare::of(&tile).sharers(&tile);
+        let lse = if dq_staged { dq + tile.q_rows * tile.head_dim * 4 * shares } else { dq };
         let row_stage = tile.q_rows * 4;
         let delta = lse + row_stage * tile.stages;
         let barriers = delta + row_stage * tile.stages;
