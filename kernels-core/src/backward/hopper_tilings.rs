@@ -3,7 +3,7 @@
 //! Two warpgroups compute; a thread of theirs has 240 registers. Throughout it holds its share of
 //! dK and dV, `(D̂ + D̂v) · keys / 256` values; in a step first its share of Sᵀ and dPᵀ, which shrink
 //! to packed operands, then its share of dQ beside the next step's Sᵀ. Shared memory (227 KB) goes
-//! to two Q and dO tiles, then to staging dQ, then to a second K and V.
+//! to two or three Q and dO tiles, then to staging dQ, then to a second K and V.
 
 use super::hopper::{HopperBackwardTiling, QueryShare};
 use crate::tile::{TileShape, Tiling};
@@ -53,8 +53,8 @@ hopper_tilings! {
         "64 gradients leave room for 64 + 64 scores: as many rows as keys read least; 226 KB.";
     HopperBackward96: 64 x 128, dims 96 96, stages 2,
         "96 gradients; half of three panels is none, so that dQ takes turns: 48 a thread; 225 KB.";
-    HopperBackward128: 64 x 128, dims 128 128, stages 2,
-        "128 gradients leave room for 32 + 32 scores, dK's operand and P's; 193 KB.";
+    HopperBackward128: 64 x 128, dims 128 128, stages 3,
+        "128 gradients leave room for 32 + 32 scores, dK's operand and P's; 226 KB.";
     HopperBackward192: 64 x 64, dims 192 192, stages 2,
         "Shared keys: 96 gradients and 48 of dQ; 128 keys would take 192 gradients; 225 KB.";
     HopperBackward256: 64 x 64, dims 256 256, stages 2,

@@ -33,7 +33,7 @@ pub(super) struct Step<T: HopperBackwardTiling> {
 
 /// In which order a step's products start, by what fits in registers.
 #[derive(Clone, Copy)]
-enum StepOrder {
+pub(super) enum StepOrder {
     /// dQ, the next S, dK, the next dP; after P, dV.
     KeysLast,
     /// dQ, dK, the next S, the next dP; after dS, dV.

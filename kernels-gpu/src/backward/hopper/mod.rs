@@ -2,40 +2,47 @@
 //! transposed form of FlashAttention-3 (arXiv 2407.08608): keys are the rows of every score tile.
 //!
 //! **Who owns what.** One persistent block runs on each multiprocessor and draws blocks of keys,
-//! *works*, from a counter. Of warpgroup 0 one thread produces: it alone starts copies. Two
-//! warpgroups consume. For every query tile that sees any of the keys, of every query head of the
-//! group, they form Sᵀ and dPᵀ, then Pᵀ and dSᵀ, and add Pᵀ·dO to dV, dSᵀ·Q to dK and dS·K to the
-//! f32 sums of dQ. dK and dV stay in registers and are written once.
+//! *works*, from a counter. Of warpgroup 0 one thread produces: it alone starts copies into shared
+//! memory. Two warpgroups consume. For every query tile that sees any of the keys, of every query
+//! head of the group, they form Sᵀ and dPᵀ, then Pᵀ and dSᵀ, and add Pᵀ·dO to dV, dSᵀ·Q to dK and
+//! dS·K to the f32 sums of dQ. dK and dV stay in registers and are written once.
 //!
-//! Up to D̂ = 128 ([`KeyShare::Keys`](ferroflash_core::backward::hopper::KeyShare)) each consumer owns 64 keys: its Pᵀ and dSᵀ are, packed, the
+//! Up to D̂ = 128 each consumer owns 64 keys ([`KeyShare::Keys`]): its Pᵀ and dSᵀ are, packed, the
 //! operands of its own products, and only dQ needs both consumers' dS. Wider gradients do not fit
-//! so: there ([`KeyShare::Channels`](ferroflash_core::backward::hopper::KeyShare)) both consumers share 64 keys, each computes half of the rows
-//! of Sᵀ and dPᵀ, and after passing Pᵀ and dSᵀ through shared memory half of the channels of all
+//! so. There both consumers share 64 keys ([`KeyShare::Channels`]): each computes half of the rows
+//! of Sᵀ and dPᵀ, passes Pᵀ and dSᵀ through shared memory and computes half of the channels of all
 //! three gradients.
 //!
 //! **Shared memory.** K and V of a work, twice where they fit, so that the next work's come during
 //! this one's steps; rings of Q tiles with their rows of lse, and of dO tiles with their rows of
-//! delta; two dSᵀ tiles, and two of Pᵀ where keys are shared. A work's numbers lie beside its K. At
-//! its end, dK and dV take the place of K and V on their way out.
+//! delta; two dSᵀ tiles, and two of Pᵀ where keys are shared; dQ on its way out, where there is
+//! room. A work's numbers lie beside its K. At its end, dK and dV take the place of K and V on
+//! their way out.
 //!
-//! **What protects what.** Every slot has two transaction barriers: *full*, when the copy has
-//! arrived, and *empty*, when each consumer has arrived: one thread of it, after its `wgmma` reads
-//! have been waited for and after a barrier of all consumers that follows every thread's own reads.
-//! That barrier, one a step, also says that dS is complete. Each consumer comes to it only when its
-//! products of the step before have been waited for, so that of two dS tiles the one written next
-//! is no one's operand any more. At a work's end two more of them stand around the staging of dK
-//! and dV, and one of each consumer between its last read and its arrival for K and V.
+//! **What protects what.** Every slot of a ring has two transaction barriers: *full*, when the copy
+//! has arrived, and *empty*, when each consumer has arrived: one thread of it, after its `wgmma`
+//! reads have been waited for and after a meeting that followed every thread's own reads. The
+//! consumers meet once a step: each arrives when its dS (and P) is stored, and waits for the
+//! other's before it starts the products that need both. Of two dS tiles, the one written next is
+//! no one's operand any more: its products were waited for before the last arrival. At a work's
+//! end two barriers of all consumers stand around the staging of dK and dV, and one of each
+//! consumer between its last read and its arrival for K and V.
 //!
-//! **Overlap.** A step starts dQ and dK, then the next step's S; adds dQ while the others run, and
-//! starts the next dP. The next P is computed under that, and where registers allow the product
-//! for dV runs under the computation of dS. Nothing but sums is in flight where the loop closes:
-//! the assembler would serialise products whose results are read in the next round.
+//! **Overlap.** A step starts dQ and the next S, passes dQ on, and starts dK and the next dP, under
+//! which it computes the next P; dV runs under the computation of dS. Where twice as many scores
+//! leave fewer registers (`StepOrder`), dK comes before S and dV after dS.
+//! Nothing is in flight where the loop closes: the assembler would serialise all products.
 //!
-//! **Order.** Additions to dQ are `red`s of four values in the accumulator's own order, see
-//! [`QueryGradientOrder`](ferroflash_core::backward::scratch::QueryGradientOrder). Where they must
-//! come in a fixed order, a warp for each consumer, its *keeper*, waits for the tile's turn and
-//! passes it on when the additions are complete: see [`add`]. Else, without a mask, works start at
-//! different tiles of a head, so that blocks do not all add to the same ones.
+//! **Sums of dQ.** A warp's share of a tile is contiguous, in the accumulator's own order, see
+//! [`QueryGradientOrder`](ferroflash_core::backward::scratch::QueryGradientOrder). The copy engine
+//! adds it from shared memory, while the warp goes on; without room for that the warp adds four
+//! values at a time itself. Where additions must come in a fixed order it always does, and another
+//! warp, its *keeper*, waits for the tile's turn and passes it on when the additions are complete.
+//! Else, without a mask, works start at different tiles of a head, so that blocks do
+//! not all add to the same ones.
+//!
+//! [`KeyShare::Keys`]: ferroflash_core::backward::hopper::KeyShare::Keys
+//! [`KeyShare::Channels`]: ferroflash_core::backward::hopper::KeyShare::Channels
 
 mod add;
 mod consumer;
