@@ -308,3 +308,68 @@ impl HopperBackwardBarriers {
 const fn aligned(bytes: u32) -> u32 {
     bytes.next_multiple_of(TILE_ALIGNMENT)
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use crate::axes::{Direction, Family};
+    use crate::table::KERNELS;
+    use crate::tensor_map::MAX_BOX_SIDE;
+    use std::vec;
+
+    fn tiles() -> impl Iterator<Item = TileShape> {
+        let kernels = KERNELS.iter().filter(|kernel| kernel.family == Family::Hopper);
+        kernels.filter(|kernel| kernel.direction == Direction::Backward).map(|kernel| kernel.tile)
+    }
+
+    #[test]
+    fn places_follow_each_other() {
+        for tile in tiles() {
+            let plan = HopperBackwardPlan::new(tile);
+            let p = match KeyShare::of(&tile) {
+                KeyShare::Keys => 0,
+                KeyShare::Channels => 2 * plan.d_s_stage,
+            };
+            let shares = tile.warpgroups() / QueryShare::of(&tile).sharers(&tile);
+            let dq = if plan.dq_staged { tile.q_rows * tile.head_dim * 4 * shares } else { 0 };
+            let count = HopperBackwardBarriers::new(tile, plan.kv_stages).count;
+            let places = vec![
+                (plan.k, plan.k_stage * plan.kv_stages),
+                (plan.v, plan.v_stage * plan.kv_stages),
+                (plan.q, plan.q_stage * tile.stages),
+                (plan.d_o, plan.d_o_stage * tile.stages),
+                (plan.d_s, plan.d_s_stage * 2),
+                (plan.p, p),
+                (plan.dq, dq),
+                (plan.lse, plan.row_stage * tile.stages),
+                (plan.delta, plan.row_stage * tile.stages),
+                (plan.barriers, count * 8),
+                (plan.works, WORK_BYTES * (plan.kv_stages + 1)),
+                (plan.work_count, 4),
+                (plan.step_count, 4),
+            ];
+            let mut end = 0;
+            for (place, bytes) in places {
+                assert!(place >= end);
+                end = place + bytes;
+            }
+            assert!(end <= plan.bytes && plan.bytes <= HOPPER_SHARED_BYTES);
+            for place in [plan.k, plan.v, plan.q, plan.d_o, plan.d_s, plan.p] {
+                assert!(place.is_multiple_of(TILE_ALIGNMENT));
+            }
+        }
+    }
+
+    #[test]
+    fn boxes_are_panels_of_whole_warpgroups_channels() {
+        for tile in tiles() {
+            let channels = [tile.head_dim, tile.head_dim, tile.value_dim, tile.value_dim];
+            for (panel, channels) in hopper_backward_boxes(&tile).iter().zip(channels) {
+                assert!(panel.rows <= MAX_BOX_SIDE);
+                let own = channels / KeyShare::of(&tile).channel_parts();
+                assert!(own.is_multiple_of(panel.columns));
+            }
+        }
+    }
+}

@@ -114,6 +114,18 @@ mod tests {
     use proptest::prelude::*;
     use std::vec;
 
+    #[test]
+    fn shared_sections_fit_the_cache_and_balance_uneven_works() {
+        let section = BackwardSchedule::shared_section_for;
+        let megabyte = 1 << 20;
+        assert_eq!(section(512, 4, megabyte / 2, false), 32);
+        assert_eq!(section(16, 128, 16 * megabyte, false), 1);
+        // 32 key blocks a head: eight heads, all there are, rather than one.
+        assert_eq!(section(8, 32, 32 * megabyte, true), 8);
+        assert_eq!(section(8, 256, 256 * megabyte, true), 1);
+        assert_eq!(section(0, 0, 0, true), 1);
+    }
+
     proptest! {
         #[test]
         fn every_key_block_has_one_owner_and_heads_rise(

@@ -99,6 +99,7 @@ where
     T::ValueGradient: Product<E>,
     T::QueryGradient: Product<E>,
 {
+    /// The order of this kernel's steps.
     const ORDER: StepOrder = match KeyShare::of(&T::SHAPE) {
         KeyShare::Channels => StepOrder::Shared,
         KeyShare::Keys if T::Scores::LEN <= 32 => StepOrder::KeysLast,
