@@ -226,8 +226,6 @@ macro_rules! kernel_table {
             portable_backward_d128_bf16_causal = Portable Backward<PortableBackward128, Bf16, Causal>;
             portable_backward_d128_f16_full = Portable Backward<PortableBackward128, F16, Full>;
             portable_backward_d128_f16_causal = Portable Backward<PortableBackward128, F16, Causal>;
-            portable_backward_d128_large_bf16_causal = Portable Backward<PortableBackward128Large, Bf16, Causal>;
-            portable_backward_d128_large_f16_causal = Portable Backward<PortableBackward128Large, F16, Causal>;
             portable_backward_d192_bf16_full = Portable Backward<PortableBackward192, Bf16, Full>;
             portable_backward_d192_bf16_causal = Portable Backward<PortableBackward192, Bf16, Causal>;
             portable_backward_d192_f16_full = Portable Backward<PortableBackward192, F16, Full>;

@@ -82,8 +82,6 @@ portable_tilings! {
         "16 keys a warp; V in registers; one dO tile, so that 78 KB hold it.";
     PortableBackward128: 64 x 128, dims 128 128, warps 8, stages 1, blocks 1,
         "16 keys a warp; 128 gradients and 32 operands of V; one dO tile, so that 98 KB hold it.";
-    PortableBackward128Large: 64 x 128, dims 128 128, warps 8, stages 2, blocks 1,
-        "Two tiles of Q, dO and dS, so that steps overlap; 132 KB. Full calls run as causal ones.";
     PortableBackward192: 32 x 64, dims 192 192, warps 8, stages 2, blocks 1,
         "Two warps share 16 keys, 96 channels of dK and dV each; 32 rows keep it within 82 KB.";
     PortableBackward256: 32 x 64, dims 256 256, warps 8, stages 1, blocks 1,

@@ -6,6 +6,7 @@
 //! and `FERROFLASH_BENCH=1` times the kernels instead of testing them.
 
 mod backward;
+mod backward_behaviour;
 mod behaviour;
 mod bench;
 mod kernels;
@@ -24,7 +25,8 @@ fn main() {
         bench::trials()
     } else {
         let trials = kernels::trials().into_iter().chain(backward::trials());
-        trials.chain(behaviour::trials()).collect()
+        let behaviours = behaviour::trials().into_iter().chain(backward_behaviour::trials());
+        trials.chain(behaviours).collect()
     };
     libtest_mimic::run(&arguments, trials).exit();
 }

@@ -2,7 +2,6 @@
 
 use ferroflash::Broadcast;
 use ferroflash_core::row_state::RowState;
-use ferroflash_tests::backend::Backend;
 use ferroflash_tests::case::{Case, Sight, shape};
 use ferroflash_tests::element::Real;
 use ferroflash_tests::memory::Arrangement;
