@@ -12,7 +12,7 @@ use crate::call::{Inputs, Tensors};
 use crate::check::Check;
 use crate::failure::Result;
 use crate::file::{Destination, Stored, Written};
-use crate::forward::{Chosen, Results};
+use crate::forward::{Chosen, Purpose, Results};
 use crate::options::{AxisOrder, Options, Sources};
 use crate::progress::Progress;
 use crate::report::{Sizes, Table, print_json, sizes};
