@@ -40,11 +40,9 @@ pub struct PortableBackwardPlan {
     pub d_o: u32,
     /// Bytes from one dO stage to the next.
     pub d_o_stage: u32,
-    /// dSᵀ, keys by queries, in the element type: two where steps overlap.
+    /// dSᵀ, keys by queries, in the element type.
     pub ds: u32,
-    /// Bytes from one dSᵀ tile to the next; 0 where there is one.
-    pub ds_stage: u32,
-    /// One Pᵀ tile alike, where warps share keys.
+    /// Pᵀ alike, where warps share keys.
     pub p: u32,
     /// lse and delta of a Q stage's rows, then of the next's.
     pub rows: u32,
@@ -55,32 +53,20 @@ pub struct PortableBackwardPlan {
 }
 
 impl PortableBackwardPlan {
-    /// The plan of a tile. Two row tiles a warp halve the reads of Q and dO, but need Pᵀ in shared
-    /// memory where warps then share keys; V in registers is read once, but costs registers. The
-    /// first of these that fits a consumer card is taken; where none does, the block is for larger
-    /// ones.
+    /// The plan of a tile. Two row tiles a warp halve its reads of Q and dO, and are taken where a
+    /// warp then still owns its keys alone. Else one row tile with V in registers, if so the block
+    /// fits a consumer card; a larger block has two row tiles, and warps that share keys.
     pub const fn new(tile: TileShape) -> Self {
         let paired = Self::with(tile, 2, false);
-        let single = Self::with(tile, 1, false);
-        let lean = Self::with(tile, 1, true);
-        let is_pairable = paired.splits >= 1 && paired.queries_at_once >= MMA_ROWS;
-        let is_single = single.splits >= 1;
-        if is_pairable && paired.bytes <= CONSUMER_SHARED_BYTES {
-            paired
-        } else if is_single && single.bytes <= CONSUMER_SHARED_BYTES {
-            single
-        } else if single.splits == 1 || is_single && lean.bytes <= CONSUMER_SHARED_BYTES {
-            lean
-        } else {
-            paired
+        if paired.splits == 1 {
+            return paired;
         }
+        let lean = Self::with(tile, 1, true);
+        if lean.bytes <= CONSUMER_SHARED_BYTES { lean } else { paired }
     }
 
     const fn with(tile: TileShape, row_tiles: u32, values_in_registers: bool) -> Self {
         let splits = tile.warps * row_tiles * MMA_ROWS / tile.kv_columns;
-        if splits == 0 {
-            return Self { splits, ..Self::with(tile, row_tiles * 2, values_in_registers) };
-        }
         let queries = tile.q_rows / splits;
         let most = 32 / row_tiles;
         let queries_at_once = if queries < most { queries } else { most };
@@ -88,6 +74,7 @@ impl PortableBackwardPlan {
         let paired = tile.head_dim * pairs / tile.warps;
         let (dq_row_tiles, dq_columns) =
             if paired.is_multiple_of(16) { (2, paired) } else { (1, paired * 2) };
+
         let k = 0;
         let v = aligned(k + tile.k_layout().bytes());
         let q = if values_in_registers { v } else { aligned(v + tile.v_layout().bytes()) };
@@ -95,10 +82,7 @@ impl PortableBackwardPlan {
         let d_o = q + QUERY_STAGES * q_stage;
         let d_o_stage = aligned(tile.o_layout().bytes());
         let ds = d_o + tile.stages * d_o_stage;
-        let ds_bytes = aligned(Self::transposed_layout(tile).bytes());
-        let overlaps = splits == 1 && tile.stages == 2;
-        let ds_stage = if overlaps { ds_bytes } else { 0 };
-        let p = ds + ds_bytes + ds_stage;
+        let p = aligned(ds + Self::transposed_layout(tile).bytes());
         let rows = if splits > 1 { aligned(p + Self::transposed_layout(tile).bytes()) } else { p };
         let work = rows + QUERY_STAGES * 2 * tile.q_rows * 4;
         let bytes = work + 32;
@@ -118,17 +102,11 @@ impl PortableBackwardPlan {
             d_o,
             d_o_stage,
             ds,
-            ds_stage,
             p,
             rows,
             work,
             bytes,
         }
-    }
-
-    /// Whether dQ of a step is formed in the next one, beside its scores.
-    pub const fn overlaps(&self) -> bool {
-        self.ds_stage > 0
     }
 
     /// Layout of Pᵀ and of dSᵀ.
@@ -154,13 +132,11 @@ impl PortableBackwardPlan {
     /// Block-wide barriers in the body.
     pub const fn barriers(tile: TileShape) -> u32 {
         let plan = Self::new(tile);
-        // The block's work; two around V's way into registers; one a step where steps overlap, else
-        // two, and one more where a lone dO tile must be free early; two around an ordered sum; two
-        // around dK and dV.
+        // The block's work; two around V's way into registers; two a step, and one more where a lone
+        // dO tile must be free early; two around an ordered sum; two around dK and dV.
         let values = if plan.values_in_registers { 2 } else { 0 };
         let lone = if plan.splits > 1 && tile.stages == 1 { 1 } else { 0 };
-        let step = if plan.overlaps() { 1 } else { 2 + lone };
-        1 + values + step + 2 + 2
+        1 + values + 2 + lone + 2 + 2
     }
 }
 

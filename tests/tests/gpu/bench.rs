@@ -124,7 +124,7 @@ fn time<T: Pooled>(spec: &'static KernelSpec, form: Form, len: usize) {
     let had = queue.clone_dtoh(&o).expect("a copy");
     queue.synchronize().expect("a copy");
     let error = check_last_rows(&sizes, &had, sizes.value_dim, |rows, precision| {
-        dense::forward(&Attention::new(rows).mask(mask), &last(&sizes), precision)
+        dense::forward(&Attention::new(rows).mask(mask), &last::<T>(&sizes), precision)
             .expect("a call that the oracle accepts")
             .o
     });
@@ -255,8 +255,8 @@ fn time_backward<T: Pooled>(spec: &'static KernelSpec, form: Form, len: usize, i
     });
     let had = dq.to_vec(&stream).expect("a copy");
     let error = check_last_rows(&sizes, &had, sizes.head_dim, |rows, precision| {
-        let d_o = last_rows(1, &sizes, CHECKED_ROWS, sizes.value_dim);
-        dense::backward(&Attention::new(rows).mask(mask), &last(&sizes), &d_o, None, precision)
+        let d_o = last_rows::<T>(1, &sizes, CHECKED_ROWS, sizes.value_dim);
+        dense::backward(&Attention::new(rows).mask(mask), &last::<T>(&sizes), &d_o, None, precision)
             .expect("a call that the oracle accepts")
             .dq
     });

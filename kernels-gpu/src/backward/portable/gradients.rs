@@ -106,25 +106,9 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
         Self::add_shared(dk, place.shared + Self::PLAN.ds, q, &Self::Q, place);
     }
 
-    /// The number of a step's query tile among those of all heads and items.
+    /// Adds dS·K of the block's keys to the sums of a query tile.
     #[inline(always)]
-    pub(super) unsafe fn query_tile(
-        params: &PortableBackwardParams,
-        step: Step,
-        shared: u32,
-    ) -> u32 {
-        let head = Work::load(shared + Self::PLAN.work).batch * params.q_heads + step.q_head;
-        head * (params.scratch.padded_rows / Self::TILE.q_rows) + step.tile
-    }
-
-    /// Adds dS·K of the block's keys, with dSᵀ in `slot`, to the sums of a query tile.
-    #[inline(always)]
-    pub(super) unsafe fn add_queries(
-        params: &PortableBackwardParams,
-        query_tile: u32,
-        slot: u32,
-        place: &Place,
-    ) {
+    pub(super) unsafe fn add_queries(params: &PortableBackwardParams, step: Step, place: &Place) {
         let plan = &Self::PLAN;
         let row_groups = Self::TILE.q_rows / (16 * plan.dq_row_tiles);
         let column_groups = Self::TILE.warps / row_groups;
@@ -132,8 +116,7 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
         let first_column = place.warp / row_groups * 16;
         let pairs = plan.dq_columns as usize / 16;
 
-        let ds = place.shared + plan.ds + slot * plan.ds_stage;
-        let ds = LaneAddress::columns_first(&Self::D_S, ds, place.lane);
+        let ds = LaneAddress::columns_first(&Self::D_S, place.shared + plan.ds, place.lane);
         let ds = ds.moved(&Self::D_S, 0, first_row);
         let k = LaneAddress::rows_first(&Self::K, place.shared + plan.k, place.lane);
         let k = k.moved(&Self::K, 0, first_column);
@@ -163,16 +146,20 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
         }
 
         let scratch = &params.scratch;
+        let work = Work::load(place.shared + plan.work);
+        let head = work.batch * params.q_heads + step.q_head;
         let tiles = Self::TILE.head_dim / 8;
-        let row = query_tile as u64 * Self::TILE.q_rows as u64 + first_row as u64;
+        let row = head as u64 * scratch.padded_rows as u64
+            + (step.tile * Self::TILE.q_rows + first_row) as u64;
         let block = row / 16 * tiles as u64 + (first_column / 8) as u64;
         let sums = scratch.dq + (block * 128 + place.lane as u64) * 4;
         // Counter 0 is the one that numbers are drawn from.
-        let turn = scratch.counters + (1 + query_tile as u64) * 4;
+        let head_tiles = scratch.padded_rows / Self::TILE.q_rows;
+        let number = 1 + head as u64 * head_tiles as u64 + step.tile as u64;
+        let turn = scratch.counters + number * 4;
         if params.ordered != 0 {
             if place.thread == 0 {
-                let first_key = Work::load(place.shared + plan.work).first_key;
-                let kv_block = first_key / Self::TILE.kv_columns;
+                let kv_block = work.first_key / Self::TILE.kv_columns;
                 while load_acquire_global_u32(turn) != kv_block {}
             }
             sync_threads();

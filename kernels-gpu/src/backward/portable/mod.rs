@@ -17,15 +17,11 @@
 //! step. Rows past the end and channels past the tensors' are zero, so nothing beyond the tensors
 //! reaches a product. At the end dK and dV are staged where the tiles lay.
 //!
-//! **What protects what.** Where memory holds two tiles of everything, steps overlap: a step has one
-//! barrier, at its top, and forms dQ of the step before it beside its own scores. From that barrier
-//! on everyone's copies of this step's Q and dO have arrived, the last step's dSᵀ is complete, and
-//! everyone has done with the last step's Q and dO and with the dSᵀ before, whose places the next
-//! copies and this step's dSᵀ take. Elsewhere a step has two barriers. *Top*: the copies have
-//! arrived, and everyone has done with the last step. *Middle*: dSᵀ (and Pᵀ) are complete, and
-//! everyone has read the scores' operands. A lone dO slot is filled again after the last product
-//! that reads it: that is before the middle barrier or, where warps share keys, before one more
-//! barrier.
+//! **What protects what.** A step has two barriers. *Top*: everyone's copies of this step's Q and dO
+//! have arrived, and everyone has done with the last step's Q and dSᵀ, so that the next Q may be
+//! copied and dSᵀ written. *Middle*: dSᵀ (and Pᵀ) are complete, and everyone has read the scores'
+//! operands. A lone dO slot is filled again after the last product that reads it: that is before
+//! the middle barrier or, where warps share keys, before one more barrier.
 //!
 //! **Masks.** P of a hidden cell, of a row past the end among them, is made 0 by selection, never by
 //! arithmetic; tiles that hold none skip the compares, and tiles with nothing visible are never
@@ -38,7 +34,6 @@
 
 mod gradients;
 mod scores;
-mod steps;
 mod tiles;
 
 use core::marker::PhantomData;
@@ -130,12 +125,6 @@ impl Work {
     }
 }
 
-/// dK (without the scale) and dV of a thread's keys.
-struct Sums<T: PortableBackwardTiling> {
-    dk: T::KeyGradient,
-    dv: T::ValueGradient,
-}
-
 /// One query tile of one query head.
 #[derive(Clone, Copy)]
 struct Step {
@@ -218,9 +207,10 @@ pub unsafe fn block<T: PortableBackwardTiling, E: MatrixElement, M: MaskKind>(
     }
     sync_threads();
 
-    let mut sums = Sums::<T> { dk: T::KeyGradient::ZERO, dv: T::ValueGradient::ZERO };
+    let mut dk = T::KeyGradient::ZERO;
+    let mut dv = T::ValueGradient::ZERO;
     let mut values = T::Values::ZERO;
-    let step = Step::first(&Work::load(work_slot), params.group);
+    let (mut step, mut slot) = (Step::first(&Work::load(work_slot), params.group), 0);
     if step.is_of(&Work::load(work_slot)) {
         let work = Work::load(work_slot);
         Kernel::<T, E>::copy_keys(params, &work, shared, thread);
@@ -231,20 +221,59 @@ pub unsafe fn block<T: PortableBackwardTiling, E: MatrixElement, M: MaskKind>(
             values = Kernel::<T, E>::load_values(&Place::of::<T, E>(shared, thread));
             sync_threads();
         }
-        Kernel::<T, E>::copy_queries(params, &work, step, 0, shared, thread);
-        Kernel::<T, E>::copy_d_o(params, &work, step, 0, shared, thread);
+        Kernel::<T, E>::copy_queries(params, &work, step, slot, shared, thread);
+        Kernel::<T, E>::copy_d_o(params, &work, step, slot, shared, thread);
         commit_group();
     }
-    if plan.overlaps() {
-        Kernel::<T, E>::overlapping_steps::<M>(params, step, shared, thread, &values, &mut sums);
-    } else {
-        Kernel::<T, E>::steps::<M>(params, step, shared, thread, &values, &mut sums);
+    while step.is_of(&Work::load(work_slot)) {
+        wait_group::<0>();
+        sync_threads();
+        let work = Work::load(work_slot);
+        let next = step.next(&work);
+        if next.is_of(&work) {
+            Kernel::<T, E>::copy_queries(params, &work, next, slot ^ 1, shared, thread);
+            if tile.stages == 2 {
+                Kernel::<T, E>::copy_d_o(params, &work, next, slot ^ 1, shared, thread);
+            }
+        }
+        commit_group();
+
+        let d_o_slot = if tile.stages == 2 { slot } else { 0 };
+        let place = Place::of::<T, E>(shared, thread);
+        Kernel::<T, E>::scores::<M>(
+            params, step, slot, d_o_slot, &place, &values, &mut dk, &mut dv,
+        );
+        sync_threads();
+        if Kernel::<T, E>::IS_SHARED {
+            let place = Place::of::<T, E>(shared, thread);
+            Kernel::<T, E>::add_shared_values(&place, d_o_slot, &mut dv);
+            if tile.stages == 1 {
+                sync_threads();
+            }
+        }
+        if tile.stages == 1 {
+            let work = Work::load(work_slot);
+            let next = step.next(&work);
+            if next.is_of(&work) {
+                Kernel::<T, E>::copy_d_o(params, &work, next, 0, shared, thread);
+            }
+            commit_group();
+        }
+        let place = Place::of::<T, E>(shared, thread);
+        if Kernel::<T, E>::IS_SHARED {
+            Kernel::<T, E>::add_shared_keys(&place, slot, &mut dk);
+        }
+        if params.scratch.dq != 0 {
+            Kernel::<T, E>::add_queries(params, step, &place);
+        }
+        step = step.next(&Work::load(work_slot));
+        slot ^= 1;
     }
     wait_group::<0>();
     let work = Work::load(work_slot);
     sync_threads();
     let place = Place::of::<T, E>(shared, thread);
-    Kernel::<T, E>::stage_gradients(&place, params.scale, &sums);
+    Kernel::<T, E>::stage_gradients(&place, params.scale, &dk, &dv);
     sync_threads();
     Kernel::<T, E>::write_gradients(params, &work, shared, thread);
 }

@@ -7,7 +7,7 @@ use ferroflash_core::fragment::Fragment;
 use ferroflash_core::swizzle::PanelLayout;
 use ferroflash_core::visibility::Visibility;
 
-use super::{Kernel, Place, Step, Sums, Work};
+use super::{Kernel, Place, Step, Work};
 use crate::ptx::math::{exp2, fma};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::load_shared_v2_f32;
@@ -146,13 +146,16 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
     /// One step up to the middle barrier: Pᵀ and dSᵀ of the warp's keys and queries, into shared
     /// memory and, where the warp alone owns its keys, into dV and dK.
     #[inline(always)]
+    #[expect(clippy::too_many_arguments, reason = "a kernel's state, all in registers")]
     pub(super) unsafe fn scores<M: MaskKind>(
         params: &PortableBackwardParams,
         step: Step,
-        [slot, d_o_slot]: [u32; 2],
+        slot: u32,
+        d_o_slot: u32,
         place: &Place,
         values: &T::Values,
-        sums: &mut Sums<T>,
+        dk: &mut T::KeyGradient,
+        dv: &mut T::ValueGradient,
     ) {
         let (plan, tile) = (&Self::PLAN, &Self::TILE);
         let visible = &params.visibility;
@@ -203,18 +206,14 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
             }
             Self::score_gradients(&mut ds, &p, states);
             let pairs = |tile| PairAddress::new(&Self::D_S, tile, place.key, first_query, lane);
-            Self::store_transposed(
-                &ds,
-                pairs(place.shared + plan.ds + slot * plan.ds_stage),
-                query,
-            );
+            Self::store_transposed(&ds, pairs(place.shared + plan.ds), query);
             if Self::IS_SHARED {
                 Self::store_transposed(&p, pairs(place.shared + plan.p), query);
             } else {
                 let d_o = LaneAddress::rows_first(&Self::D_O, d_o, opaque(place.lane));
-                Self::add_own(&mut sums.dv, &p, d_o, &Self::D_O, query);
+                Self::add_own(dv, &p, d_o, &Self::D_O, query);
                 let q = LaneAddress::rows_first(&Self::Q, q, opaque(place.lane));
-                Self::add_own(&mut sums.dk, &ds, q, &Self::Q, query);
+                Self::add_own(dk, &ds, q, &Self::Q, query);
             }
             query += Self::QUERIES;
         }

@@ -6,7 +6,7 @@ use ferroflash_core::backward::portable::PortableBackwardTiling;
 use ferroflash_core::fragment::Fragment;
 use ferroflash_core::swizzle::PanelLayout;
 
-use super::{Kernel, Place, Step, Sums, Work};
+use super::{Kernel, Place, Step, Work};
 use crate::ptx::async_copy::cp_async_16;
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::thread::opaque;
@@ -135,9 +135,14 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
 
     /// Puts dK = scale · dSᵀ·Q and dV, rounded, where the tiles lay.
     #[inline(always)]
-    pub(super) unsafe fn stage_gradients(place: &Place, scale: f32, sums: &Sums<T>) {
-        Self::stage(&Self::K, place.shared, place, scale, &sums.dk);
-        Self::stage(&Self::V, place.shared + Self::K.bytes(), place, 1.0, &sums.dv);
+    pub(super) unsafe fn stage_gradients(
+        place: &Place,
+        scale: f32,
+        dk: &T::KeyGradient,
+        dv: &T::ValueGradient,
+    ) {
+        Self::stage(&Self::K, place.shared, place, scale, dk);
+        Self::stage(&Self::V, place.shared + Self::K.bytes(), place, 1.0, dv);
     }
 
     /// Writes the staged gradients that are wanted.
