@@ -12,6 +12,7 @@
 //! | [`tile`] | tile sizes, the register fragments and shared-memory plan they imply |
 //! | [`tilings`] | every tile size in use, with its reason |
 //! | [`table`] | every kernel there is, once |
+//! | [`items`] | where the items of a call lie; which of them a block's query rows belong to |
 //! | [`schedule`] | block index ↔ the work that block owns |
 //! | [`fragment`], [`swizzle`] | which lane holds which element; where a tile's bytes lie |
 //! | [`tensor_map`] | what the copy engine is told of a tensor, and when it cannot be |
@@ -23,6 +24,7 @@
 pub mod axes;
 pub mod dropout;
 pub mod fragment;
+pub mod items;
 pub mod params;
 pub mod philox;
 pub mod row_state;

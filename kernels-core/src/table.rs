@@ -44,7 +44,11 @@ impl KernelSpec {
     ) -> Self {
         let (threads, shared_bytes) = match (family, direction) {
             (Family::Portable, Direction::Forward) => {
-                (T::SHAPE.warps * 32, SharedPlan::portable_forward(T::SHAPE).bytes)
+                let plan = match M::CLASS {
+                    MaskClass::Full | MaskClass::Causal => SharedPlan::portable_forward(T::SHAPE),
+                    MaskClass::Masked | MaskClass::General => SharedPlan::portable_masked(T::SHAPE),
+                };
+                (T::SHAPE.warps * 32, plan.bytes)
             }
             // One more warpgroup produces.
             (Family::Hopper, Direction::Forward) => (
@@ -82,7 +86,7 @@ impl KernelSpec {
             (Family::Hopper, Direction::Forward) => {
                 let copies = match self.mask {
                     MaskClass::Full => 2,
-                    MaskClass::Causal => 3,
+                    _ => 3,
                 };
                 let products = copies * (tile.head_dim / 16 + tile.kv_columns / 16);
                 // And a warp's own `mma` of one tile's scores, for guesses that were too low.
@@ -102,7 +106,7 @@ impl KernelSpec {
             (Family::Hopper, Direction::Forward) => {
                 let loops = match self.mask {
                     MaskClass::Full => 2,
-                    MaskClass::Causal => 3,
+                    _ => 3,
                 };
                 if self.ping_pong { 7 + 2 * loops } else { 6 }
             }
@@ -157,6 +161,38 @@ macro_rules! kernel_table {
             portable_forward_d64x256_bf16_causal = Portable Forward<Portable64x256, Bf16, Causal>;
             portable_forward_d64x256_f16_full = Portable Forward<Portable64x256, F16, Full>;
             portable_forward_d64x256_f16_causal = Portable Forward<Portable64x256, F16, Causal>;
+            portable_forward_d32_bf16_masked = Portable Forward<Portable32, Bf16, Masked>;
+            portable_forward_d32_f16_masked = Portable Forward<Portable32, F16, Masked>;
+            portable_forward_d64_bf16_masked = Portable Forward<Portable64, Bf16, Masked>;
+            portable_forward_d64_f16_masked = Portable Forward<Portable64, F16, Masked>;
+            portable_forward_d96_bf16_masked = Portable Forward<Portable96, Bf16, Masked>;
+            portable_forward_d96_f16_masked = Portable Forward<Portable96, F16, Masked>;
+            portable_forward_d128_bf16_masked = Portable Forward<Portable128, Bf16, Masked>;
+            portable_forward_d128_f16_masked = Portable Forward<Portable128, F16, Masked>;
+            portable_forward_d192_bf16_masked = Portable Forward<Portable192, Bf16, Masked>;
+            portable_forward_d192_f16_masked = Portable Forward<Portable192, F16, Masked>;
+            portable_forward_d256_bf16_masked = Portable Forward<Portable256, Bf16, Masked>;
+            portable_forward_d256_f16_masked = Portable Forward<Portable256, F16, Masked>;
+            portable_forward_d192x128_bf16_masked = Portable Forward<Portable192x128, Bf16, Masked>;
+            portable_forward_d192x128_f16_masked = Portable Forward<Portable192x128, F16, Masked>;
+            portable_forward_d64x256_bf16_masked = Portable Forward<Portable64x256, Bf16, Masked>;
+            portable_forward_d64x256_f16_masked = Portable Forward<Portable64x256, F16, Masked>;
+            portable_forward_d32_bf16_general = Portable Forward<Portable32, Bf16, General>;
+            portable_forward_d32_f16_general = Portable Forward<Portable32, F16, General>;
+            portable_forward_d64_bf16_general = Portable Forward<Portable64, Bf16, General>;
+            portable_forward_d64_f16_general = Portable Forward<Portable64, F16, General>;
+            portable_forward_d96_bf16_general = Portable Forward<Portable96, Bf16, General>;
+            portable_forward_d96_f16_general = Portable Forward<Portable96, F16, General>;
+            portable_forward_d128_bf16_general = Portable Forward<PortableGeneral128, Bf16, General>;
+            portable_forward_d128_f16_general = Portable Forward<PortableGeneral128, F16, General>;
+            portable_forward_d192_bf16_general = Portable Forward<PortableGeneral192, Bf16, General>;
+            portable_forward_d192_f16_general = Portable Forward<PortableGeneral192, F16, General>;
+            portable_forward_d256_bf16_general = Portable Forward<Portable256, Bf16, General>;
+            portable_forward_d256_f16_general = Portable Forward<Portable256, F16, General>;
+            portable_forward_d192x128_bf16_general = Portable Forward<Portable192x128, Bf16, General>;
+            portable_forward_d192x128_f16_general = Portable Forward<Portable192x128, F16, General>;
+            portable_forward_d64x256_bf16_general = Portable Forward<Portable64x256, Bf16, General>;
+            portable_forward_d64x256_f16_general = Portable Forward<Portable64x256, F16, General>;
             hopper_forward_d64_bf16_full = Hopper Forward<Hopper64, Bf16, Full>;
             hopper_forward_d64_bf16_causal = Hopper Forward<Hopper64, Bf16, Causal>;
             hopper_forward_d64_f16_full = Hopper Forward<Hopper64, F16, Full>;

@@ -47,6 +47,12 @@ macro_rules! entries {
 }
 
 macro_rules! entry {
+    ($name:ident Portable Forward $tiling:ident $element:ident Masked) => {
+        masked_entry!($name $tiling $element Masked);
+    };
+    ($name:ident Portable Forward $tiling:ident $element:ident General) => {
+        masked_entry!($name $tiling $element General);
+    };
     ($name:ident Portable Forward $tiling:ident $element:ident $mask:ident) => {
         #[cfg(all(target_arch = "nvptx64", feature = "portable"))]
         #[doc(hidden)]
@@ -84,6 +90,31 @@ macro_rules! entry {
         #[cfg(not(target_arch = "nvptx64"))]
         const _: unsafe fn(&ferroflash_core::params::HopperForwardParams, u64) =
             forward::hopper::block::<
+                ferroflash_core::tilings::$tiling,
+                ferroflash_core::axes::$element,
+                ferroflash_core::axes::$mask,
+            >;
+    };
+}
+
+/// An entry of a portable forward kernel that takes options.
+macro_rules! masked_entry {
+    ($name:ident $tiling:ident $element:ident $mask:ident) => {
+        #[cfg(all(target_arch = "nvptx64", feature = "portable"))]
+        #[doc(hidden)]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(
+            params: ferroflash_core::params::options::PortableMaskedParams,
+        ) {
+            forward::portable::masked_block::<
+                ferroflash_core::tilings::$tiling,
+                ferroflash_core::axes::$element,
+                ferroflash_core::axes::$mask,
+            >(&params)
+        }
+        #[cfg(not(target_arch = "nvptx64"))]
+        const _: unsafe fn(&ferroflash_core::params::options::PortableMaskedParams) =
+            forward::portable::masked_block::<
                 ferroflash_core::tilings::$tiling,
                 ferroflash_core::axes::$element,
                 ferroflash_core::axes::$mask,
