@@ -60,6 +60,24 @@ impl Family {
 pub enum Direction {
     /// o and lse from q, k and v.
     Forward,
+    /// Of the backward pass, first: lse scaled, delta formed, sums and counters cleared.
+    Preprocess,
+    /// Of the backward pass, the main part: dK, dV, and the sums of dQ.
+    Backward,
+    /// Of the backward pass, last: dQ from its sums.
+    Convert,
+}
+
+impl Direction {
+    /// Name, as in kernel names.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Direction::Forward => "forward",
+            Direction::Preprocess => "preprocess",
+            Direction::Backward => "backward",
+            Direction::Convert => "convert",
+        }
+    }
 }
 
 /// Element type of q, k, v and o.

@@ -11,6 +11,7 @@
 //! | [`axes`] | the compile-time axes of a kernel: family, direction, element, mask class |
 //! | [`tile`] | tile sizes, the register fragments and shared-memory plan they imply |
 //! | [`tilings`] | every tile size in use, with its reason |
+//! | [`backward`] | the stages of the backward pass: schedule, plans, scratch, parameters |
 //! | [`table`] | every kernel there is, once |
 //! | [`items`] | where the items of a call lie; which of them a block's query rows belong to |
 //! | [`schedule`] | block index ↔ the work that block owns |
@@ -22,6 +23,7 @@
 #![no_std]
 
 pub mod axes;
+pub mod backward;
 pub mod dropout;
 pub mod fragment;
 pub mod items;

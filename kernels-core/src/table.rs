@@ -6,6 +6,8 @@
 //! drift from the kernel, and a row that names what does not exist does not compile.
 
 use crate::axes::{Direction, Dtype, Element, Family, MaskClass, MaskKind};
+use crate::backward::hopper::HopperBackwardPlan;
+use crate::backward::portable::PortableBackwardPlan;
 use crate::tile::{SharedPlan, TileShape, Tiling, WARPGROUP_WARPS};
 
 /// One row of the table, as the host sees it.
@@ -55,6 +57,15 @@ impl KernelSpec {
                 (T::SHAPE.warps + WARPGROUP_WARPS) * 32,
                 SharedPlan::hopper_forward(T::SHAPE).bytes,
             ),
+            (_, Direction::Preprocess) => (T::SHAPE.warps * 32, 0),
+            // The tile on its way out.
+            (_, Direction::Convert) => (T::SHAPE.warps * 32, T::SHAPE.q_rows * 64 * 2),
+            (Family::Portable, Direction::Backward) => {
+                (T::SHAPE.warps * 32, PortableBackwardPlan::new(T::SHAPE).bytes)
+            }
+            (Family::Hopper, Direction::Backward) => {
+                ((T::SHAPE.warps + WARPGROUP_WARPS) * 32, HopperBackwardPlan::new(T::SHAPE).bytes)
+            }
         };
         Self {
             name,
@@ -92,6 +103,11 @@ impl KernelSpec {
                 // And a warp's own `mma` of one tile's scores, for guesses that were too low.
                 products + tile.kv_columns / 8
             }
+            (_, Direction::Preprocess | Direction::Convert) => 0,
+            (Family::Portable, Direction::Backward) => {
+                PortableBackwardPlan::matrix_instructions(self.tile)
+            }
+            (Family::Hopper, Direction::Backward) => 0,
         }
     }
 
@@ -110,6 +126,11 @@ impl KernelSpec {
                 };
                 if self.ping_pong { 7 + 2 * loops } else { 6 }
             }
+            (_, Direction::Preprocess) => 0,
+            // Between staging a tile and writing it.
+            (_, Direction::Convert) => 1,
+            (Family::Portable, Direction::Backward) => PortableBackwardPlan::barriers(self.tile),
+            (Family::Hopper, Direction::Backward) => 0,
         }
     }
 

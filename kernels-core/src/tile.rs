@@ -18,17 +18,17 @@ pub const TILE_ALIGNMENT: u32 = 1024;
 /// The tile sizes of one kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TileShape {
-    /// Query rows a block owns.
+    /// Query rows a forward block owns, or a backward block takes at a time.
     pub q_rows: u32,
-    /// Keys of one K/V tile.
+    /// Keys of one K/V tile, which a backward block owns.
     pub kv_columns: u32,
     /// Compiled channels of q and k, D̂.
     pub head_dim: u32,
     /// Compiled channels of v and o, D̂v.
     pub value_dim: u32,
-    /// Warps that own query rows (split-Q: each owns `q_rows / warps`).
+    /// Warps that multiply. Of a forward block each owns `q_rows / warps` rows (split-Q).
     pub warps: u32,
-    /// K/V tiles in flight.
+    /// K/V tiles in flight; of a backward block, dO tiles.
     pub stages: u32,
 }
 
@@ -221,6 +221,10 @@ pub trait Tiling {
     /// Whether the warpgroups take turns at issuing products, so that one's products run under
     /// another's softmax.
     const PING_PONG: bool = false;
+}
+
+/// What the forward kernels need to know beyond the tile.
+pub trait ForwardTiling: Tiling {
     /// A thread's share of the scores, [`TileShape::score_values`] long.
     type Scores: Fragment;
     /// A thread's share of the output, [`TileShape::output_values`] long.
@@ -236,8 +240,8 @@ pub trait Tiling {
     };
 }
 
-/// What the hopper kernels need to know beyond the tile.
-pub trait HopperTiling: Tiling {
+/// What the hopper forward kernels need to know beyond the tile.
+pub trait HopperTiling: ForwardTiling {
     /// A thread's probabilities, packed in pairs: half as many registers as scores.
     type Packed: Fragment<u32>;
     /// Holds when the fragments have the lengths that the shape implies.

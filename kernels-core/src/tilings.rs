@@ -1,4 +1,5 @@
-//! Every tile size in use, each with its reason.
+//! Every tile size of the forward pass, each with its reason. The backward's are in
+//! [`backward::tilings`](crate::backward::tilings), and reachable here as well, for the table.
 //!
 //! A thread has at most 255 registers. The portable forward holds the output accumulator
 //! (`rows_per_warp · D̂v / 32`), the scores (`rows_per_warp · kv_columns / 32`) and about sixty
@@ -7,7 +8,8 @@
 //! output accumulator leaves room for 16 rows only. All plans stay within 101,376 bytes, what a
 //! block may have on compute capability 8.6 and 8.9.
 
-use crate::tile::{HopperTiling, TileShape, Tiling};
+pub use crate::backward::tilings::*;
+use crate::tile::{ForwardTiling, HopperTiling, TileShape, Tiling};
 
 macro_rules! tilings {
     ($($name:ident: $rows:literal x $keys:literal, dims $dim:literal $value_dim:literal,
@@ -29,6 +31,9 @@ macro_rules! tilings {
                 };
                 const BLOCKS_PER_SM: u32 = $blocks;
                 const REASON: &'static str = $reason;
+            }
+
+            impl ForwardTiling for $name {
                 type Scores = [f32; $rows * $keys / ($warps * 32)];
                 type Output = [f32; $rows * $value_dim / ($warps * 32)];
             }
@@ -81,6 +86,9 @@ macro_rules! hopper_tilings {
                 const BLOCKS_PER_SM: u32 = 1;
                 const PING_PONG: bool = $ping_pong;
                 const REASON: &'static str = $reason;
+            }
+
+            impl ForwardTiling for $name {
                 type Scores = [f32; $keys / 2];
                 type Output = [f32; $value_dim / 2];
             }

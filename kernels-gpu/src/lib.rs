@@ -5,6 +5,7 @@
 //! | [`ptx`] | one thin wrapper per instruction; the only place with `asm!` |
 //! | [`tile`] | moving tiles between global memory, shared memory and registers |
 //! | [`forward`] | the forward kernels |
+//! | [`backward`] | the kernels of the backward pass |
 //!
 //! The entry points at the end of this file are the rows of `ferroflash_core::kernel_table!`.
 //! Kernels run on a device only, but everything type-checks for the host as well, so that clippy,
@@ -26,9 +27,12 @@
 // Marking each call would say nothing more; the contracts stand at each wrapper.
 #![allow(unsafe_op_in_unsafe_fn)]
 
+pub mod backward;
 pub mod forward;
 pub mod ptx;
 pub mod tile;
+
+use ferroflash_core::{axes, tilings};
 
 #[cfg(target_arch = "nvptx64")]
 #[panic_handler]
@@ -46,6 +50,7 @@ macro_rules! entries {
     };
 }
 
+/// Which function a row's entry point calls, with which parameters.
 macro_rules! entry {
     ($name:ident Portable Forward $tiling:ident $element:ident Masked) => {
         masked_entry!($name $tiling $element Masked);
@@ -54,46 +59,52 @@ macro_rules! entry {
         masked_entry!($name $tiling $element General);
     };
     ($name:ident Portable Forward $tiling:ident $element:ident $mask:ident) => {
-        #[cfg(all(target_arch = "nvptx64", feature = "portable"))]
-        #[doc(hidden)]
-        #[unsafe(no_mangle)]
-        pub unsafe extern "ptx-kernel" fn $name(
-            params: ferroflash_core::params::PortableForwardParams,
-        ) {
-            forward::portable::block::<
-                ferroflash_core::tilings::$tiling,
-                ferroflash_core::axes::$element,
-                ferroflash_core::axes::$mask,
-            >(&params)
-        }
-        #[cfg(not(target_arch = "nvptx64"))]
-        const _: unsafe fn(&ferroflash_core::params::PortableForwardParams) =
-            forward::portable::block::<
-                ferroflash_core::tilings::$tiling,
-                ferroflash_core::axes::$element,
-                ferroflash_core::axes::$mask,
-            >;
+        entry_point!("portable" $name(params: ferroflash_core::params::PortableForwardParams) =
+            forward::portable::block::<tilings::$tiling, axes::$element, axes::$mask>);
+    };
+    ($name:ident Portable Preprocess $tiling:ident $element:ident $mask:ident) => {
+        entry_point!("portable" $name(params: ferroflash_core::backward::params::PreprocessParams) =
+            backward::preprocess::block::<axes::$element>);
+    };
+    ($name:ident Portable Backward $tiling:ident $element:ident $mask:ident) => {
+        entry_point!("portable" $name(params: ferroflash_core::backward::params::PortableBackwardParams) =
+            backward::portable::block::<tilings::$tiling, axes::$element, axes::$mask>);
+    };
+    ($name:ident Portable Convert $tiling:ident $element:ident $mask:ident) => {
+        entry_point!("portable" $name(params: ferroflash_core::backward::params::ConvertParams) =
+            backward::convert::block::<axes::$element>);
     };
     ($name:ident Hopper Forward $tiling:ident $element:ident $mask:ident) => {
-        #[cfg(all(target_arch = "nvptx64", feature = "hopper"))]
+        entry_point!("hopper" $name(params: ferroflash_core::params::HopperForwardParams, maps) =
+            forward::hopper::block::<tilings::$tiling, axes::$element, axes::$mask>);
+    };
+    ($name:ident Hopper Backward $tiling:ident $element:ident $mask:ident) => {
+        entry_point!("hopper" $name(params: ferroflash_core::backward::params::HopperBackwardParams, maps) =
+            backward::hopper::block::<tilings::$tiling, axes::$element, axes::$mask>);
+    };
+}
+
+/// The entry point itself; with `maps`, the function is given its parameters' address as well.
+macro_rules! entry_point {
+    ($family:literal $name:ident($params:ident: $type:path) = $block:expr) => {
+        #[cfg(all(target_arch = "nvptx64", feature = $family))]
         #[doc(hidden)]
         #[unsafe(no_mangle)]
-        pub unsafe extern "ptx-kernel" fn $name(
-            params: ferroflash_core::params::HopperForwardParams,
-        ) {
-            forward::hopper::block::<
-                ferroflash_core::tilings::$tiling,
-                ferroflash_core::axes::$element,
-                ferroflash_core::axes::$mask,
-            >(&params, parameter_address!($name))
+        pub unsafe extern "ptx-kernel" fn $name($params: $type) {
+            ($block)(&$params)
         }
         #[cfg(not(target_arch = "nvptx64"))]
-        const _: unsafe fn(&ferroflash_core::params::HopperForwardParams, u64) =
-            forward::hopper::block::<
-                ferroflash_core::tilings::$tiling,
-                ferroflash_core::axes::$element,
-                ferroflash_core::axes::$mask,
-            >;
+        const _: unsafe fn(&$type) = $block;
+    };
+    ($family:literal $name:ident($params:ident: $type:path, maps) = $block:expr) => {
+        #[cfg(all(target_arch = "nvptx64", feature = $family))]
+        #[doc(hidden)]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name($params: $type) {
+            ($block)(&$params, parameter_address!($name))
+        }
+        #[cfg(not(target_arch = "nvptx64"))]
+        const _: unsafe fn(&$type, u64) = $block;
     };
 }
 

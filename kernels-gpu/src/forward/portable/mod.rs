@@ -34,7 +34,7 @@ use ferroflash_core::fragment::Fragment;
 use ferroflash_core::params::PortableForwardParams;
 use ferroflash_core::schedule::divide;
 use ferroflash_core::swizzle::PanelLayout;
-use ferroflash_core::tile::{SharedPlan, TileShape, Tiling};
+use ferroflash_core::tile::{ForwardTiling, SharedPlan, TileShape};
 use ferroflash_core::visibility::Visibility;
 
 use super::softmax::{ThreadRows, advance, finish};
@@ -57,7 +57,7 @@ struct Ring {
     shared: u32,
 }
 
-impl<T: Tiling, E: MatrixElement> Kernel<T, E> {
+impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
     const TILE: TileShape = T::SHAPE;
     const PLAN: SharedPlan = SharedPlan::portable_forward(T::SHAPE);
     const Q: PanelLayout = T::SHAPE.q_layout();
@@ -276,7 +276,7 @@ struct Warp {
 
 impl Warp {
     #[inline(always)]
-    fn of<T: Tiling>(thread: u32) -> Self {
+    fn of<T: ForwardTiling>(thread: u32) -> Self {
         let thread = opaque(thread);
         Self { lane: thread % 32, first_row: thread / 32 * T::SHAPE.rows_per_warp() }
     }
@@ -302,7 +302,9 @@ fn block_keys_end<M: MaskKind>(visible: &Visibility, first_row: u32, q_rows: u32
 /// Launched as the kernel table says, with one block for each of the schedule's and with tensors as
 /// the parameters describe them.
 #[inline(always)]
-pub unsafe fn block<T: Tiling, E: MatrixElement, M: MaskKind>(params: &PortableForwardParams) {
+pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
+    params: &PortableForwardParams,
+) {
     const { Kernel::<T, E>::CHECKED };
     let tile = T::SHAPE;
     let plan = Kernel::<T, E>::PLAN;

@@ -1,0 +1,146 @@
+//! The structures that the backward kernels take by value.
+
+use super::schedule::BackwardSchedule;
+use super::scratch::QueryGradientOrder;
+use crate::params::DeviceTensor;
+use crate::tensor_map::{AxisMasks, TensorMap};
+use crate::visibility::Visibility;
+
+/// The f32 memory that the stages of a backward call share. Every array holds, for each (batch,
+/// query head), [`Self::padded_rows`] rows; every address is a multiple of 16.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackwardScratch {
+    /// f32 `[batch · q_heads, padded_rows]`: lse times [`PreprocessParams::lse_factor`]. `+∞` where
+    /// the row sees no key and for rows past the end, so that P is 0.
+    pub lse: u64,
+    /// f32 `[batch · q_heads, padded_rows]`: delta = ⟨dO, O⟩ − dLSE; 0 where lse is `+∞`.
+    pub delta: u64,
+    /// f32 sums of dQ / scale, in a [`QueryGradientOrder`]; 0 where dQ is not wanted.
+    pub dq: u64,
+    /// u32 counters: first the one that blocks draw work from, then, for ordered sums, the turn of
+    /// each query tile, `[batch · q_heads, padded_rows / q_rows]`. Zero when the main kernel
+    /// starts. 0 where the main kernel needs none.
+    pub counters: u64,
+    /// Rows of each array: the query rows of an item rounded up to the main kernel's tile.
+    pub padded_rows: u32,
+    /// Channels of a row of `dq`: the compiled head dimension of the main kernel.
+    pub dq_channels: u32,
+}
+
+/// Arguments of a preprocess kernel: one warp a row of the padded rows, four rows at a time.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PreprocessParams {
+    /// The forward's output.
+    pub o: DeviceTensor,
+    /// Its gradient.
+    pub d_o: DeviceTensor,
+    /// f32 `[batch, q_heads, q_len]`, contiguous: the forward's log-sum-exp, natural.
+    pub lse: u64,
+    /// Its gradient, alike; 0 if there is none.
+    pub d_lse: u64,
+    /// What is filled and cleared.
+    pub scratch: BackwardScratch,
+    /// Counters to clear.
+    pub counters: u32,
+    /// Query rows of an item.
+    pub q_len: u32,
+    /// Query heads of an item.
+    pub q_heads: u32,
+    /// Batch items × query heads.
+    pub batch_heads: u32,
+    /// What the main kernel wants lse in: log2 e for powers of two, 1 for natural.
+    pub lse_factor: f32,
+}
+
+/// Arguments of a convert kernel: dq = scale · sums, rounded to the element type.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ConvertParams {
+    /// The sums.
+    pub scratch: BackwardScratch,
+    /// Gradient of the queries.
+    pub dq: DeviceTensor,
+    /// Order of the sums.
+    pub order: QueryGradientOrder,
+    /// Query rows of an item.
+    pub q_len: u32,
+    /// Query heads of an item.
+    pub q_heads: u32,
+    /// Batch items × query heads.
+    pub batch_heads: u32,
+    /// Scale of the scores, with its sign.
+    pub scale: f32,
+}
+
+/// Arguments of a portable backward kernel (column owner, M4.4 §0x06).
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PortableBackwardParams {
+    /// Queries.
+    pub q: DeviceTensor,
+    /// Keys.
+    pub k: DeviceTensor,
+    /// Values.
+    pub v: DeviceTensor,
+    /// Gradient of the output.
+    pub d_o: DeviceTensor,
+    /// Gradient of the keys; address 0 where it is not wanted.
+    pub dk: DeviceTensor,
+    /// Gradient of the values; address 0 where it is not wanted.
+    pub dv: DeviceTensor,
+    /// lse, delta, the sums of dQ and the counters.
+    pub scratch: BackwardScratch,
+    /// Block index to key block.
+    pub schedule: BackwardSchedule,
+    /// The visible cells of every item; its `kv_len` ends at the last key that any row sees.
+    pub visibility: Visibility,
+    /// Keys of an item in memory: dk and dv have as many rows.
+    pub kv_rows: u32,
+    /// Query heads of an item.
+    pub q_heads: u32,
+    /// KV heads of an item.
+    pub kv_heads: u32,
+    /// Query heads that share one KV head.
+    pub group: u32,
+    /// Scale of the scores, with its sign.
+    pub scale: f32,
+    /// 1 where the parts of each dQ tile are added in the order of the key blocks.
+    pub ordered: u32,
+}
+
+/// Arguments of a hopper backward kernel. The maps come first: they must lie at multiples of 64
+/// bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HopperBackwardParams {
+    /// Queries, keys, values and the output's gradient.
+    pub maps: [TensorMap; 4],
+    /// Gradient of the keys; address 0 where it is not wanted.
+    pub dk: DeviceTensor,
+    /// Gradient of the values; address 0 where it is not wanted.
+    pub dv: DeviceTensor,
+    /// lse, delta, the sums of dQ and the counters.
+    pub scratch: BackwardScratch,
+    /// Work of the whole call, which persistent blocks share.
+    pub schedule: BackwardSchedule,
+    /// The visible cells of every item; its `kv_len` ends at the last key that any row sees.
+    pub visibility: Visibility,
+    /// Keys of an item in memory: dk and dv have as many rows.
+    pub kv_rows: u32,
+    /// Query heads of an item.
+    pub q_heads: u32,
+    /// KV heads of an item.
+    pub kv_heads: u32,
+    /// Query heads that share one KV head.
+    pub group: u32,
+    /// Axes of q, k, v and the output's gradient that repeat.
+    pub axes: [AxisMasks; 4],
+    /// Scale of the scores, with its sign.
+    pub scale: f32,
+    /// `scale · log2 e`, with its sign: exponentials are powers of two.
+    pub scale_log2: f32,
+    /// 1 where the parts of each dQ tile are added in the order of the key blocks.
+    pub ordered: u32,
+}

@@ -1,0 +1,166 @@
+//! The portable backward kernel's division of work, shared memory and fragments.
+
+use crate::fragment::Fragment;
+use crate::swizzle::PanelLayout;
+use crate::tile::{MMA_ROWS, TILE_ALIGNMENT, TileShape, Tiling};
+
+/// Q tiles in flight.
+pub const QUERY_STAGES: u32 = 2;
+
+/// How the warps of a block divide a tile's five products, and named offsets, in bytes, into its
+/// dynamic shared memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PortableBackwardPlan {
+    /// Key rows a warp owns of Sᵀ, dPᵀ, dK and dV, in 16-row `mma` tiles.
+    pub row_tiles: u32,
+    /// Warps that own the same keys: each forms Sᵀ and dPᵀ for a part of the queries, and dK and
+    /// dV for a part of the channels.
+    pub splits: u32,
+    /// Queries whose scores a warp holds at a time.
+    pub queries_at_once: u32,
+    /// 16-row tiles of dQ that a warp forms.
+    pub dq_row_tiles: u32,
+    /// Channels of dQ that a warp forms.
+    pub dq_columns: u32,
+    /// Whether a warp keeps its V rows in registers: V then lies in shared memory at the start
+    /// only, where the Q and dO rings will.
+    pub values_in_registers: bool,
+    /// The K tile.
+    pub k: u32,
+    /// The V tile.
+    pub v: u32,
+    /// The ring of Q tiles.
+    pub q: u32,
+    /// Bytes from one Q stage to the next.
+    pub q_stage: u32,
+    /// The ring of dO tiles.
+    pub d_o: u32,
+    /// Bytes from one dO stage to the next.
+    pub d_o_stage: u32,
+    /// dSᵀ, keys by queries, in the element type.
+    pub ds: u32,
+    /// Pᵀ alike, where warps share keys.
+    pub p: u32,
+    /// lse and delta of a Q stage's rows, then of the next's.
+    pub rows: u32,
+    /// The block's work, where it is drawn from a counter.
+    pub work: u32,
+    /// Bytes of the whole plan.
+    pub bytes: u32,
+}
+
+impl PortableBackwardPlan {
+    /// The plan of a tile.
+    pub const fn new(tile: TileShape) -> Self {
+        let groups = tile.kv_columns / MMA_ROWS;
+        let row_tiles = if tile.warps < groups { groups / tile.warps } else { 1 };
+        let splits = tile.warps * row_tiles / groups;
+        let queries = tile.q_rows / splits;
+        let queries_at_once = if queries < 32 { queries } else { 32 };
+        let pairs = tile.q_rows / (2 * MMA_ROWS);
+        let paired = tile.head_dim * pairs / tile.warps;
+        let (dq_row_tiles, dq_columns) =
+            if paired.is_multiple_of(16) { (2, paired) } else { (1, paired * 2) };
+        let values_in_registers = row_tiles == 1;
+
+        let k = 0;
+        let v = aligned(k + tile.k_layout().bytes());
+        let q = if values_in_registers { v } else { aligned(v + tile.v_layout().bytes()) };
+        let q_stage = aligned(tile.q_layout().bytes());
+        let d_o = q + QUERY_STAGES * q_stage;
+        let d_o_stage = aligned(tile.o_layout().bytes());
+        let ds = d_o + tile.stages * d_o_stage;
+        let p = aligned(ds + Self::transposed_layout(tile).bytes());
+        let rows = if splits > 1 { aligned(p + Self::transposed_layout(tile).bytes()) } else { p };
+        let work = rows + QUERY_STAGES * 2 * tile.q_rows * 4;
+        let bytes = work + 16;
+        assert!(v + tile.v_layout().bytes() <= ds, "V fits where the Q and dO rings will be");
+        assert!(tile.k_layout().bytes() + tile.v_layout().bytes() <= bytes, "dK and dV fit");
+        Self {
+            row_tiles,
+            splits,
+            queries_at_once,
+            dq_row_tiles,
+            dq_columns,
+            values_in_registers,
+            k,
+            v,
+            q,
+            q_stage,
+            d_o,
+            d_o_stage,
+            ds,
+            p,
+            rows,
+            work,
+            bytes,
+        }
+    }
+
+    /// Layout of Pᵀ and of dSᵀ.
+    pub const fn transposed_layout(tile: TileShape) -> PanelLayout {
+        PanelLayout { rows: tile.kv_columns, columns: tile.q_rows }
+    }
+
+    /// Channels of dK (or of dV, of `channels`) that a warp owns.
+    pub const fn owned(&self, channels: u32) -> u32 {
+        channels / self.splits
+    }
+
+    /// `mma` instructions of a warp: the five products of one step, unrolled, written once.
+    pub const fn matrix_instructions(tile: TileShape) -> u32 {
+        let plan = Self::new(tile);
+        let channels = tile.head_dim + tile.value_dim;
+        let scores = plan.row_tiles * (tile.q_rows / plan.splits / 8) * (channels / 16);
+        let keys = plan.row_tiles * (plan.owned(channels) / 8) * (tile.q_rows / 16);
+        let queries = plan.dq_row_tiles * (plan.dq_columns / 8) * (tile.kv_columns / 16);
+        scores + keys + queries
+    }
+
+    /// Block-wide barriers in the body.
+    pub const fn barriers(tile: TileShape) -> u32 {
+        let plan = Self::new(tile);
+        // The drawn work; two around V's way into registers; two a step, and one more where a lone
+        // dO tile must be free early; two around an ordered sum; two around dK and dV.
+        let values = if plan.values_in_registers { 2 } else { 0 };
+        let lone = if plan.splits > 1 && tile.stages == 1 { 1 } else { 0 };
+        1 + values + 2 + lone + 2 + 2
+    }
+}
+
+const fn aligned(bytes: u32) -> u32 {
+    bytes.next_multiple_of(TILE_ALIGNMENT)
+}
+
+/// What the portable backward kernels need to know beyond the tile.
+pub trait PortableBackwardTiling: Tiling {
+    /// A thread's share of the scores that a warp holds at a time.
+    type Scores: Fragment;
+    /// Of dK.
+    type KeyGradient: Fragment;
+    /// Of dV.
+    type ValueGradient: Fragment;
+    /// Of dQ.
+    type QueryGradient: Fragment;
+    /// Of V, as A operands; empty where V stays in shared memory.
+    type Values: Fragment<u32>;
+    /// Holds when the fragments have the lengths that the shape implies.
+    const PORTABLE_CHECKED: () = {
+        let tile = Self::SHAPE;
+        let plan = PortableBackwardPlan::new(tile);
+        let row = plan.row_tiles * 4;
+        assert!(Self::Scores::LEN as u32 == row * plan.queries_at_once / 8);
+        assert!(Self::KeyGradient::LEN as u32 == row * plan.owned(tile.head_dim) / 8);
+        assert!(Self::ValueGradient::LEN as u32 == row * plan.owned(tile.value_dim) / 8);
+        let dq = plan.dq_row_tiles * 4 * plan.dq_columns / 8;
+        assert!(Self::QueryGradient::LEN as u32 == dq);
+        let values = if plan.values_in_registers { tile.value_dim / 4 } else { 0 };
+        assert!(Self::Values::LEN as u32 == values);
+        assert!(tile.kv_columns * plan.splits == tile.warps * plan.row_tiles * MMA_ROWS);
+        assert!(plan.owned(tile.head_dim).is_multiple_of(16));
+        assert!(plan.owned(tile.value_dim).is_multiple_of(16));
+        assert!(plan.dq_columns.is_multiple_of(16));
+        assert!(tile.q_rows.is_multiple_of(plan.splits * plan.queries_at_once));
+        assert!(tile.stages == 1 || tile.stages == 2);
+    };
+}

@@ -1,0 +1,117 @@
+//! Which block owns which keys.
+//!
+//! The grid is linear. Consecutive blocks walk the heads of one *section*, a set of KV heads whose
+//! Q, dO and dQ sums fit in L2 together, then move to the next key block of that section. Key
+//! blocks are walked from the first to the last: under a causal mask the first keys are seen by
+//! most rows, so that the longest work comes first (M4.4 §0x04I). The same order is what ordered
+//! sums of dQ need: of one head, a block with a lower index owns lower keys.
+
+use crate::schedule::{ForwardSchedule, divide};
+
+/// One block of keys of one KV head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackwardWork {
+    /// Index of the key block: keys `kv_block · kv_columns ..`.
+    pub kv_block: u32,
+    /// Batch item and KV head, `batch · kv_heads + kv_head`.
+    pub batch_head: u32,
+}
+
+/// Block index ↔ key block, for a whole backward call.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BackwardSchedule {
+    /// Key blocks of one head.
+    pub kv_blocks: u32,
+    /// Batch items × KV heads.
+    pub batch_heads: u32,
+    /// Heads (of `batch_heads`) walked together; at least 1.
+    pub section: u32,
+}
+
+impl BackwardSchedule {
+    /// Blocks of work; the caller checks it against the device's grid limit.
+    pub const fn blocks(&self) -> u64 {
+        self.kv_blocks as u64 * self.batch_heads as u64
+    }
+
+    /// The work of block `index < self.blocks()`.
+    #[inline(always)]
+    pub const fn work(&self, index: u32) -> BackwardWork {
+        let section = divide(index, self.section * self.kv_blocks);
+        let within = index - section * self.section * self.kv_blocks;
+        let first_head = section * self.section;
+        let left = self.batch_heads - first_head;
+        let heads = if left < self.section { left } else { self.section };
+        let kv_block = divide(within, heads);
+        BackwardWork { kv_block, batch_head: first_head + within - kv_block * heads }
+    }
+
+    /// Heads whose Q, dO and dQ sums, of `bytes_per_head` each, fit into `cache_bytes` together.
+    pub const fn section_for(batch_heads: u32, bytes_per_head: u64, cache_bytes: u64) -> u32 {
+        ForwardSchedule::section_for(batch_heads, bytes_per_head, cache_bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use crate::visibility::{Align, Visibility};
+    use proptest::prelude::*;
+    use std::vec;
+
+    proptest! {
+        #[test]
+        fn every_key_block_has_one_owner_and_heads_rise(
+            kv_blocks in 1..20_u32, batch_heads in 1..30_u32, section in 1..40_u32,
+        ) {
+            let schedule = BackwardSchedule { kv_blocks, batch_heads, section };
+            // Of each head, the key block that comes next: ordered sums wait on lower indices only.
+            let mut next = vec![0; batch_heads as usize];
+            for index in 0..schedule.blocks() as u32 {
+                let work = schedule.work(index);
+                prop_assert_eq!(work.kv_block, next[work.batch_head as usize]);
+                next[work.batch_head as usize] += 1;
+            }
+            prop_assert!(next.iter().all(|count| *count == kv_blocks));
+        }
+
+        #[test]
+        fn the_longest_work_comes_first(
+            q_len in 1..200_u32, kv_len in 1..200_u32, columns in 1..40_u32, right in 0..9_i32,
+            bottom in any::<bool>(),
+        ) {
+            let align = if bottom { Align::BottomRight } else { Align::TopLeft };
+            let causal = Visibility { right, ..Visibility::causal(q_len, kv_len, align) };
+            let rows = |block: u32| {
+                let rows = causal.rows_of_any(&(block * columns..(block + 1) * columns));
+                rows.end - rows.start
+            };
+            for block in 1..kv_len.div_ceil(columns) {
+                prop_assert!(rows(block - 1) >= rows(block));
+            }
+        }
+
+        /// The key blocks that add to a query tile are the first ones, without a gap: a block's
+        /// turn is its own number.
+        #[test]
+        fn a_query_tiles_key_blocks_are_a_prefix(
+            q_len in 1..100_u32, kv_len in 1..100_u32, rows in 1..30_u32, columns in 1..30_u32,
+            right in prop_oneof![Just(crate::visibility::UNBOUNDED), 0..9_i32],
+            bottom in any::<bool>(),
+        ) {
+            let align = if bottom { Align::BottomRight } else { Align::TopLeft };
+            let visible = Visibility { right, ..Visibility::causal(q_len, kv_len, align) };
+            for tile in 0..q_len.div_ceil(rows) {
+                let mut ended = false;
+                for block in 0..kv_len.div_ceil(columns) {
+                    let seen = visible.rows_of_any(&(block * columns..(block + 1) * columns));
+                    let visits = seen.start < (tile + 1) * rows && tile * rows < seen.end;
+                    prop_assert!(!(ended && visits));
+                    ended |= !visits;
+                }
+            }
+        }
+    }
+}
