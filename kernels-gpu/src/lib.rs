@@ -53,10 +53,14 @@ macro_rules! entries {
 /// Which function a row's entry point calls, with which parameters.
 macro_rules! entry {
     ($name:ident Portable Forward $tiling:ident $element:ident Masked) => {
-        masked_entry!($name $tiling $element Masked);
+        entry_point!("portable"
+            $name(params: ferroflash_core::params::options::PortableMaskedParams) =
+            forward::portable::masked_block::<tilings::$tiling, axes::$element, axes::Masked>);
     };
     ($name:ident Portable Forward $tiling:ident $element:ident General) => {
-        masked_entry!($name $tiling $element General);
+        entry_point!("portable"
+            $name(params: ferroflash_core::params::options::PortableMaskedParams) =
+            forward::portable::masked_block::<tilings::$tiling, axes::$element, axes::General>);
     };
     ($name:ident Portable Forward $tiling:ident $element:ident $mask:ident) => {
         entry_point!("portable" $name(params: ferroflash_core::params::PortableForwardParams) =
@@ -105,31 +109,6 @@ macro_rules! entry_point {
         }
         #[cfg(not(target_arch = "nvptx64"))]
         const _: unsafe fn(&$type, u64) = $block;
-    };
-}
-
-/// An entry of a portable forward kernel that takes options.
-macro_rules! masked_entry {
-    ($name:ident $tiling:ident $element:ident $mask:ident) => {
-        #[cfg(all(target_arch = "nvptx64", feature = "portable"))]
-        #[doc(hidden)]
-        #[unsafe(no_mangle)]
-        pub unsafe extern "ptx-kernel" fn $name(
-            params: ferroflash_core::params::options::PortableMaskedParams,
-        ) {
-            forward::portable::masked_block::<
-                ferroflash_core::tilings::$tiling,
-                ferroflash_core::axes::$element,
-                ferroflash_core::axes::$mask,
-            >(&params)
-        }
-        #[cfg(not(target_arch = "nvptx64"))]
-        const _: unsafe fn(&ferroflash_core::params::options::PortableMaskedParams) =
-            forward::portable::masked_block::<
-                ferroflash_core::tilings::$tiling,
-                ferroflash_core::axes::$element,
-                ferroflash_core::axes::$mask,
-            >;
     };
 }
 

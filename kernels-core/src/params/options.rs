@@ -33,8 +33,6 @@ pub struct ScoreOptions {
     pub drops: u32,
     /// Which.
     pub dropout: DropoutMask,
-    /// 1 where bias pairs lie at multiples of 8 bytes.
-    pub bias_pairs: u32,
     /// f32 slopes of ALiBi at `[item, q_head]`.
     pub alibi: HeadValues,
     /// f32 logits of the sinks at `[item, q_head]`.

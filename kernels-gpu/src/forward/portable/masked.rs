@@ -24,7 +24,7 @@ use ferroflash_core::fragment::Fragment;
 use ferroflash_core::params::options::{HeadValues, PortableMaskedParams};
 use ferroflash_core::row_state::RowState;
 use ferroflash_core::schedule::divide;
-use ferroflash_core::tile::{SharedPlan, Tiling};
+use ferroflash_core::tile::{ForwardTiling, SharedPlan};
 
 use super::place::Place;
 use super::{Kernel, Ring, THREADS, Warp, fragment_row};
@@ -43,7 +43,9 @@ use crate::tile::{LaneAddress, Rows, copy_tile, write_tile};
 /// Launched as the kernel table says, with one block for each of the schedule's and with tensors as
 /// the parameters describe them.
 #[inline(always)]
-pub unsafe fn block<T: Tiling, E: MatrixElement, M: MaskKind>(params: &PortableMaskedParams) {
+pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
+    params: &PortableMaskedParams,
+) {
     const { Kernel::<T, E>::CHECKED };
     const {
         let is_general = matches!(M::CLASS, MaskClass::General);
@@ -162,7 +164,7 @@ pub unsafe fn block<T: Tiling, E: MatrixElement, M: MaskKind>(params: &PortableM
     write_tile::<THREADS>(Kernel::<T, E>::O, o_rows, shared + plan.o, thread);
 }
 
-impl<T: Tiling, E: MatrixElement> Kernel<T, E> {
+impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
     /// Multiplies one row's output by `factor`; by 0 it becomes 0, whatever it was.
     #[inline(always)]
     unsafe fn scale_row_or_clear(output: &mut T::Output, row: usize, factor: f32) {

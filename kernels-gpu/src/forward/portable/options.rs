@@ -8,7 +8,7 @@ use ferroflash_core::axes::{MaskClass, MaskKind};
 use ferroflash_core::dropout::{BLOCK_KEYS, DropoutMask, column_group, row_group};
 use ferroflash_core::fragment::Fragment;
 use ferroflash_core::params::options::{PortableMaskedParams, ScoreTensor};
-use ferroflash_core::tile::Tiling;
+use ferroflash_core::tile::ForwardTiling;
 use ferroflash_core::visibility::Visibility;
 
 use super::place::Place;
@@ -24,7 +24,7 @@ struct Corner {
     key: u32,
 }
 
-impl<T: Tiling, E: MatrixElement> Kernel<T, E> {
+impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
     const ROWS: usize = Self::ROW_TILES * 2;
 
     /// Index of the first of two neighbouring scores of a lane: row `row` of its rows, 8-key tile
