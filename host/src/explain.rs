@@ -9,7 +9,7 @@ use ferroflash_core::axes::Dtype;
 use serde::Serialize;
 
 use crate::attention::Attention;
-use crate::choose::Choice;
+use crate::choose::{Choice, RIGHT_SIDE, mask_class, options};
 use crate::cuda::device::Limits;
 use crate::cuda::forward::{grid, schedule, workspace_bytes};
 use crate::cuda::kernel::Kernel;
@@ -23,9 +23,12 @@ pub struct Explanation {
     pub kernel: String,
     /// Why this one.
     pub reason: String,
+    /// The mask class that the call needs, and the options that ask for it.
+    pub mask: String,
     /// Element type.
     pub dtype: String,
-    /// Floating-point operations of the two products over visible keys: 2·(D + Dv) a score.
+    /// Floating-point operations of the two products over visible keys: 2·(D + Dv) a score. Where
+    /// items have lengths of their own, as if each were as long as stated.
     pub flops: f64,
     /// Bytes of q, k, v, o and lse, each moved once.
     pub bytes: f64,
@@ -74,6 +77,7 @@ impl Explanation {
             device: "cpu".to_owned(),
             kernel: "cpu_tiled_forward".to_owned(),
             reason: "the plan was made for the cpu".to_owned(),
+            mask: mask(attention),
             dtype: dtype.to_string(),
             flops,
             bytes,
@@ -100,6 +104,7 @@ impl Explanation {
             device: limits.name.clone(),
             kernel: spec.name.to_owned(),
             reason: choice.reason,
+            mask: mask(attention),
             dtype: spec.dtype.to_string(),
             flops,
             bytes,
@@ -127,6 +132,18 @@ impl Explanation {
     }
 }
 
+/// The mask class of a call and what it is for.
+fn mask(attention: &Attention) -> String {
+    let class = mask_class(attention).name();
+    let mut names: Vec<&str> = options(attention).into_iter().map(|(_, name)| name).collect();
+    // The right side of a window is what the class is called after.
+    names.retain(|name| *name != RIGHT_SIDE);
+    match names.as_slice() {
+        [] => class.to_owned(),
+        names => format!("{class}: {}", names.join(", ")),
+    }
+}
+
 /// FLOPs over visible cells and compulsory bytes of a forward call.
 fn work(attention: &Attention, dtype: Dtype) -> (f64, f64) {
     let shape = &attention.shape;
@@ -148,6 +165,7 @@ impl fmt::Display for Explanation {
         writeln!(f, "device    {}", self.device)?;
         writeln!(f, "kernel    {} ({})", self.kernel, self.dtype)?;
         writeln!(f, "because   {}", self.reason)?;
+        writeln!(f, "mask      {}", self.mask)?;
         if let Some(launch) = &self.launch {
             writeln!(
                 f,

@@ -1,5 +1,7 @@
 //! A plan: one call, validated, its kernel chosen and loaded.
 
+mod validate;
+
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -13,11 +15,13 @@ use crate::cuda::artifacts::Form;
 use crate::cuda::device::CudaDevice;
 use crate::cuda::forward::{Call, workspace_bytes};
 use crate::cuda::kernel::Kernel;
+use crate::cuda::options::upload_lengths;
 use crate::cuda::scratch::Scratch;
 use crate::device::{Device, Stream};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::explain::Explanation;
+use crate::options::OptionTensors;
 use crate::tensor::{Place, Raw, TensorMut, TensorRef};
 
 /// What a plan may be told about its kernel; the default leaves everything to the planner.
@@ -145,20 +149,27 @@ impl<T: Element> Plan<T> {
     }
 
     /// As [`Plan::run_into`], with a workspace of the library's own where one is needed, allocated
-    /// on `stream` for the call.
+    /// on `stream` for the call. Lengths in host memory are copied to a device in the stream's
+    /// order.
     ///
     /// # Errors
-    /// As [`Plan::run_into`], and [`Error::OutOfMemory`].
+    /// As [`Plan::run_into`], and [`Error::OutOfMemory`]; [`Error::Argument`] for lengths in host
+    /// memory while the stream is captured.
     pub fn run(
         &self,
         stream: &Stream,
-        inputs: Inputs<'_, T>,
+        mut inputs: Inputs<'_, T>,
         output: &mut Output<'_, T>,
     ) -> Result<()> {
-        match (&self.backend, self.workspace().forward) {
-            (Backend::Cpu, _) | (_, 0) => self.run_into(stream, inputs, output, Workspace::none()),
-            (Backend::Cuda(forward), bytes) => {
-                let memory = Scratch::new(&forward.device, stream.handle(self.place)?, bytes)?;
+        let Backend::Cuda(forward) = &self.backend else {
+            return self.run_into(stream, inputs, output, Workspace::none());
+        };
+        let handle = stream.handle(self.place)?;
+        let _lengths = upload_lengths(&forward.device, handle, &self.attention, &mut inputs)?;
+        match self.workspace().forward {
+            0 => self.run_into(stream, inputs, output, Workspace::none()),
+            bytes => {
+                let memory = Scratch::new(&forward.device, handle, bytes)?;
                 let workspace = Workspace { raw: Some(memory.raw()?), _life: PhantomData };
                 self.run_into(stream, inputs, output, workspace)
             }
@@ -168,7 +179,7 @@ impl<T: Element> Plan<T> {
     /// Computes o and, where asked for, lse. On a CUDA device the work is queued on `stream`:
     /// nothing is allocated, copied or waited for, so the call may be captured in a graph.
     /// `workspace` holds at least [`Plan::workspace`]'s bytes, whatever is in them; calls that may
-    /// overlap need one each.
+    /// overlap need one each. Lengths lie on the device; [`Plan::run`] copies them there.
     ///
     /// # Errors
     /// The first tensor that does not fit the call, by name; nothing is written then. A fault of
@@ -185,8 +196,7 @@ impl<T: Element> Plan<T> {
             Backend::Cpu => cpu::tiled::forward(&self.attention, &inputs, output, None),
             Backend::Cuda(forward) => {
                 self.check_forward(&inputs, output, handle)?;
-                let shape = &self.attention.shape;
-                if shape.batch * shape.q_heads * shape.q_len == 0 {
+                if output.o.raw.is_empty() {
                     return Ok(());
                 }
                 let workspace = self.check_workspace(&workspace, handle)?;
@@ -248,21 +258,10 @@ impl<T: Element> Plan<T> {
                 ));
             }
         }
-        let undeclared = [
-            ("bias", inputs.bias.is_some()),
-            ("boolean_mask", inputs.boolean_mask.is_some()),
-            ("alibi_slopes", inputs.alibi_slopes.is_some()),
-            ("sink", inputs.sink.is_some()),
-            ("key_lengths", inputs.key_lengths.is_some()),
-            ("packed", inputs.packed.is_some()),
-        ];
-        match undeclared.into_iter().find(|(_, given)| *given) {
-            None => Ok(()),
-            Some((tensor, _)) => Err(Error::Presence {
-                tensor,
-                problem: "was given, but the plan's attention does not declare it",
-            }),
-        }
+        let given = OptionTensors::new(&self.attention, inputs)?;
+        given.check_on_device(&self.attention, self.place, |name, raw, dims, element_bytes| {
+            self.check(name, raw, dims, element_bytes, stream)
+        })
     }
 
     /// The address of a workspace that is large enough, or 0 where none is needed.

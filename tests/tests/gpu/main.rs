@@ -8,6 +8,9 @@
 mod behaviour;
 mod bench;
 mod kernels;
+mod lengths;
+mod options;
+mod random;
 mod workloads;
 
 use ferroflash::{Form, KERNELS, KernelSpec};
@@ -22,7 +25,8 @@ fn main() {
         arguments.test_threads = Some(1);
         bench::trials()
     } else {
-        kernels::trials().into_iter().chain(behaviour::trials()).collect()
+        let trials = [kernels::trials(), behaviour::trials(), lengths::trials(), random::trials()];
+        trials.into_iter().flatten().collect()
     };
     libtest_mimic::run(&arguments, trials).exit();
 }
