@@ -7,6 +7,7 @@
 
 mod behaviour;
 mod bench;
+mod bench_options;
 mod kernels;
 mod lengths;
 mod options;
@@ -23,7 +24,7 @@ fn main() {
     let trials = if is_bench {
         // Timings are of one kernel at a time.
         arguments.test_threads = Some(1);
-        bench::trials()
+        bench::trials().into_iter().chain(bench_options::trials()).collect()
     } else {
         let trials = [kernels::trials(), behaviour::trials(), lengths::trials(), random::trials()];
         trials.into_iter().flatten().collect()

@@ -132,7 +132,7 @@ fn windows(spec: &KernelSpec) -> Vec<Workload> {
 
 fn lengths(spec: &KernelSpec) -> Vec<Workload> {
     let (dims, (rows, keys)) = tile(spec);
-    let heads = (4, 2);
+    let heads = (2, 1);
     let uneven = |name, sight| {
         let lengths = [0, 1, keys, 2 * keys + 3, keys - 1].map(|length| length as i32);
         Workload {
@@ -185,7 +185,7 @@ fn scores(spec: &KernelSpec) -> Vec<Workload> {
     let lengths = (rows + 11, 2 * keys + 13);
     let sized = |name, options: Options| Workload {
         options,
-        ..Workload::new(name, shape(2, (4, 2), lengths, dims), spec.mask)
+        ..Workload::new(name, shape(2, (2, 1), lengths, dims), spec.mask)
     };
     let none = Options::default;
     let empty_rows = |name, options: Options| Workload {
@@ -218,13 +218,13 @@ fn scores(spec: &KernelSpec) -> Vec<Workload> {
         sized("alibi_of_each_item", Options { alibi: Some(true), ..none() }),
         Workload {
             options: Options { alibi: Some(true), packed: of_items.clone(), ..none() },
-            ..Workload::new("alibi_packed", shape(3, (4, 2), (0, 0), dims), spec.mask)
+            ..Workload::new("alibi_packed", shape(3, (2, 1), (0, 0), dims), spec.mask)
         },
         sized("sink", Options { sink: true, ..none() }),
         empty_rows("sink_alone", Options { sink: true, ..none() }),
         Workload {
             options: Options { sink: true, packed: of_items, ..none() },
-            ..Workload::new("sink_packed", shape(3, (4, 2), (0, 0), dims), spec.mask)
+            ..Workload::new("sink_packed", shape(3, (2, 1), (0, 0), dims), spec.mask)
         },
     ]
 }
@@ -245,7 +245,7 @@ fn masks_and_biases(spec: &KernelSpec) -> Vec<Workload> {
     let (dims, (rows, keys)) = tile(spec);
     let sized = |name: &str, options: Options| Workload {
         options,
-        ..Workload::new(name, shape(2, (4, 2), (rows + 5, 3 * keys + 13), dims), spec.mask)
+        ..Workload::new(name, shape(2, (2, 1), (rows + 5, 3 * keys + 13), dims), spec.mask)
     };
     let none = Options::default;
     let plain = Arrangement::CONTIGUOUS;
@@ -268,7 +268,7 @@ fn masks_and_biases(spec: &KernelSpec) -> Vec<Workload> {
             packed: of_items,
             ..none()
         },
-        ..Workload::new("mask_and_bias_packed", shape(3, (4, 2), (0, 0), dims), spec.mask)
+        ..Workload::new("mask_and_bias_packed", shape(3, (2, 1), (0, 0), dims), spec.mask)
     });
     all
 }
@@ -278,7 +278,7 @@ fn dropout(spec: &KernelSpec) -> Vec<Workload> {
     let sized = |name, dropout, sight| Workload {
         sight,
         options: Options { dropout: Some(dropout), ..Options::default() },
-        ..Workload::new(name, shape(2, (4, 2), (rows + 37, 3 * keys + 21), dims), spec.mask)
+        ..Workload::new(name, shape(2, (2, 1), (rows + 37, 3 * keys + 21), dims), spec.mask)
     };
     let window = Sight::window(Some(keys + 5), Some(7));
     let of_items = Some(packed(&[(rows + 1, keys), (0, 3), (70, 2 * keys + 5)]));
@@ -290,7 +290,7 @@ fn dropout(spec: &KernelSpec) -> Vec<Workload> {
         sized("dropout_window", 0.3, window),
         Workload {
             options: Options { dropout: Some(0.3), packed: of_items, ..Options::default() },
-            ..Workload::new("dropout_packed", shape(3, (4, 2), (0, 0), dims), spec.mask)
+            ..Workload::new("dropout_packed", shape(3, (2, 1), (0, 0), dims), spec.mask)
         },
     ]
 }
