@@ -46,17 +46,21 @@ macro_rules! tilings {
 tilings! {
     Portable32: 128 x 64, dims 32 32, warps 4, stages 2, blocks 3,
         "32 rows a warp; 24 KB, so that registers, not memory, set three blocks a multiprocessor.";
+    General32: 128 x 32, dims 32 32, warps 4, stages 2, blocks 3,
+        "As Portable32, with half the scores: biases and masks need registers as well.";
     Portable64: 128 x 64, dims 64 64, warps 4, stages 2, blocks 2,
         "32 rows a warp; 64 + 64 accumulators; a third block would cap registers at 168 and spill.";
     Portable96: 128 x 64, dims 96 96, warps 4, stages 2, blocks 2,
         "32 rows a warp; 96 + 64 accumulators; 72 KB, two blocks.";
+    General96: 128 x 32, dims 96 96, warps 4, stages 2, blocks 2,
+        "As Portable96, with half the scores: biases and masks need registers as well.";
     Portable128: 128 x 64, dims 128 128, warps 4, stages 2, blocks 2,
         "32 rows a warp; 128 + 64 accumulators fill a thread; 96 KB, two blocks on Hopper.";
-    PortableGeneral128: 128 x 32, dims 128 128, warps 4, stages 2, blocks 2,
+    General128: 128 x 32, dims 128 128, warps 4, stages 2, blocks 2,
         "As Portable128, with half the scores: biases and dropout need registers as well; 64 KB.";
     Portable192: 64 x 48, dims 192 192, warps 4, stages 2, blocks 2,
         "16 rows a warp, since 32 would need 192 output values; 48 keys keep two stages in 96 KB.";
-    PortableGeneral192: 64 x 32, dims 192 192, warps 4, stages 2, blocks 2,
+    General192: 64 x 32, dims 192 192, warps 4, stages 2, blocks 2,
         "As Portable192, with the 32 keys that dropout's blocks are wide.";
     Portable256: 64 x 32, dims 256 256, warps 4, stages 2, blocks 2,
         "16 rows a warp; 128 output values; 32 keys keep two stages in 96 KB.";

@@ -135,17 +135,21 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
             let keys = if own_row < place.q_len { place.kv_len } else { 0 };
             let first = bias.offset(place.item, place.q_head, own_row, corner.key) * 4;
             let address = bias.address.wrapping_add(first as u64);
+            let available = |tile: usize| keys.saturating_sub(corner.key + tile as u32 * 8);
+            let pair = |tile: usize| address.wrapping_add(tile as u64 * 32);
             let mut pairs = [[0.0; 2]; 8];
-            let mut tile = 0;
-            while tile < Self::SCORE_TILES {
-                let available = keys.saturating_sub(corner.key + tile as u32 * 8);
-                let address = address.wrapping_add(tile as u64 * 32);
-                pairs[tile] = if bias.pairs != 0 {
-                    load_global_aligned_pair_f32(address, available)
-                } else {
-                    load_global_pair_f32(address, available)
-                };
-                tile += 1;
+            if bias.pairs != 0 {
+                let mut tile = 0;
+                while tile < Self::SCORE_TILES {
+                    pairs[tile] = load_global_aligned_pair_f32(pair(tile), available(tile));
+                    tile += 1;
+                }
+            } else {
+                let mut tile = 0;
+                while tile < Self::SCORE_TILES {
+                    pairs[tile] = load_global_pair_f32(pair(tile), available(tile));
+                    tile += 1;
+                }
             }
             let mut tile = 0;
             while tile < Self::SCORE_TILES {
@@ -172,17 +176,21 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
             let keys = if own_row < place.q_len { place.kv_len } else { 0 };
             let first = mask.offset(place.item, place.q_head, own_row, corner.key);
             let address = mask.address.wrapping_add(first as u64);
+            let available = |tile: usize| keys.saturating_sub(corner.key + tile as u32 * 8);
+            let pair = |tile: usize| address.wrapping_add(tile as u64 * 8);
             let mut pairs = [0; 8];
-            let mut tile = 0;
-            while tile < Self::SCORE_TILES {
-                let available = keys.saturating_sub(corner.key + tile as u32 * 8);
-                let address = address.wrapping_add(tile as u64 * 8);
-                pairs[tile] = if mask.pairs != 0 {
-                    load_global_aligned_pair_u8(address, available)
-                } else {
-                    load_global_pair_u8(address, available)
-                };
-                tile += 1;
+            if mask.pairs != 0 {
+                let mut tile = 0;
+                while tile < Self::SCORE_TILES {
+                    pairs[tile] = load_global_aligned_pair_u8(pair(tile), available(tile));
+                    tile += 1;
+                }
+            } else {
+                let mut tile = 0;
+                while tile < Self::SCORE_TILES {
+                    pairs[tile] = load_global_pair_u8(pair(tile), available(tile));
+                    tile += 1;
+                }
             }
             let mut tile = 0;
             while tile < Self::SCORE_TILES {
