@@ -198,12 +198,12 @@ macro_rules! kernel_table {
             portable_forward_d192x128_f16_masked = Portable Forward<Portable192x128, F16, Masked>;
             portable_forward_d64x256_bf16_masked = Portable Forward<Portable64x256, Bf16, Masked>;
             portable_forward_d64x256_f16_masked = Portable Forward<Portable64x256, F16, Masked>;
-            portable_forward_d32_bf16_general = Portable Forward<General32, Bf16, General>;
-            portable_forward_d32_f16_general = Portable Forward<General32, F16, General>;
+            portable_forward_d32_bf16_general = Portable Forward<Portable32, Bf16, General>;
+            portable_forward_d32_f16_general = Portable Forward<Portable32, F16, General>;
             portable_forward_d64_bf16_general = Portable Forward<Portable64, Bf16, General>;
             portable_forward_d64_f16_general = Portable Forward<Portable64, F16, General>;
-            portable_forward_d96_bf16_general = Portable Forward<General96, Bf16, General>;
-            portable_forward_d96_f16_general = Portable Forward<General96, F16, General>;
+            portable_forward_d96_bf16_general = Portable Forward<Portable96, Bf16, General>;
+            portable_forward_d96_f16_general = Portable Forward<Portable96, F16, General>;
             portable_forward_d128_bf16_general = Portable Forward<General128, Bf16, General>;
             portable_forward_d128_f16_general = Portable Forward<General128, F16, General>;
             portable_forward_d192_bf16_general = Portable Forward<General192, Bf16, General>;

@@ -46,14 +46,10 @@ macro_rules! tilings {
 tilings! {
     Portable32: 128 x 64, dims 32 32, warps 4, stages 2, blocks 3,
         "32 rows a warp; 24 KB, so that registers, not memory, set three blocks a multiprocessor.";
-    General32: 128 x 32, dims 32 32, warps 4, stages 2, blocks 3,
-        "As Portable32, with half the scores: biases and masks need registers as well.";
     Portable64: 128 x 64, dims 64 64, warps 4, stages 2, blocks 2,
         "32 rows a warp; 64 + 64 accumulators; a third block would cap registers at 168 and spill.";
     Portable96: 128 x 64, dims 96 96, warps 4, stages 2, blocks 2,
         "32 rows a warp; 96 + 64 accumulators; 72 KB, two blocks.";
-    General96: 128 x 32, dims 96 96, warps 4, stages 2, blocks 2,
-        "As Portable96, with half the scores: biases and masks need registers as well.";
     Portable128: 128 x 64, dims 128 128, warps 4, stages 2, blocks 2,
         "32 rows a warp; 128 + 64 accumulators fill a thread; 96 KB, two blocks on Hopper.";
     General128: 128 x 32, dims 128 128, warps 4, stages 2, blocks 2,

@@ -46,8 +46,8 @@ impl DeviceOptions {
             used_k: address(used_k.or(inputs.key_lengths.as_ref())),
             alibi: head_values(inputs.alibi_slopes.as_ref().map(|slopes| &slopes.raw)),
             sink: head_values(inputs.sink.as_ref().map(|sink| &sink.raw)),
-            bias: score_tensor(inputs.bias.as_ref().map(|bias| &bias.raw), size_of::<f32>()),
-            boolean_mask: score_tensor(inputs.boolean_mask.as_ref().map(|mask| &mask.raw), 1),
+            bias: score_tensor(inputs.bias.as_ref().map(|bias| &bias.raw)),
+            boolean_mask: score_tensor(inputs.boolean_mask.as_ref().map(|mask| &mask.raw)),
         }
     }
 
@@ -130,13 +130,15 @@ fn head_values(raw: Option<&Raw>) -> HeadValues {
     HeadValues { address: raw.address as u64, batch, head: stride(raw, last) }
 }
 
-/// `[B or 1, Hq or 1, Sq or 1, Sk]`, of elements of `size` bytes.
-fn score_tensor(raw: Option<&Raw>, size: usize) -> ScoreTensor {
+/// `[B or 1, Hq or 1, Sq or 1, Sk]`.
+fn score_tensor(raw: Option<&Raw>) -> ScoreTensor {
     let Some(raw) = raw else { return ScoreTensor::NONE };
-    let [batch, head, row] = [0, 1, 2].map(|axis| stride(raw, axis));
-    let is_paired =
-        raw.address.is_multiple_of(2 * size) && [batch, head, row].iter().all(|s| s % 2 == 0);
-    ScoreTensor { address: raw.address as u64, batch, head, row, pairs: u32::from(is_paired) }
+    ScoreTensor {
+        address: raw.address as u64,
+        batch: stride(raw, 0),
+        head: stride(raw, 1),
+        row: stride(raw, 2),
+    }
 }
 
 /// Checks lengths that lie in host memory, copies them to the device in the stream's order and puts

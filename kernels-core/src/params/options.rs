@@ -23,7 +23,7 @@ pub struct PortableMaskedParams {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScoreOptions {
-    /// Factor of every product, `|scale|`, where an option adds to the score; 0 where none does.
+    /// Factor of every product, where an option adds to the score; 0 where none does.
     pub product_scale: f32,
     /// c of `c·tanh(x)`, or 0.
     pub softcap: f32,
@@ -68,9 +68,6 @@ pub struct ScoreTensor {
     pub head: i64,
     /// From one row to the next.
     pub row: i64,
-    /// 1 where the address and every stride are multiples of two elements, so that an even key and
-    /// the next can be loaded together.
-    pub pairs: u32,
 }
 
 impl HeadValues {
@@ -86,7 +83,7 @@ impl HeadValues {
 
 impl ScoreTensor {
     /// No tensor.
-    pub const NONE: Self = Self { address: 0, batch: 0, head: 0, row: 0, pairs: 0 };
+    pub const NONE: Self = Self { address: 0, batch: 0, head: 0, row: 0 };
 
     /// Element offset of (`item`, `q_head`, `row`, `key`).
     #[inline(always)]

@@ -66,75 +66,27 @@ pub unsafe fn load_global_pair_f32(address: u64, available: u32) -> [f32; 2] {
     [first, second]
 }
 
-/// As [`load_global_pair_f32`], both by one `ld.global.nc.v2.f32`.
+/// Two neighbouring bytes; as [`load_global_pair_f32`], with `ld.global.nc.u8`.
 ///
 /// # Safety
-/// `address` is aligned to 8, and the first `available` of the two are readable.
+/// The first `available` of the two are readable.
 #[inline(always)]
-pub unsafe fn load_global_aligned_pair_f32(address: u64, available: u32) -> [f32; 2] {
-    let (first, second): (f32, f32);
+pub unsafe fn load_global_pair_u8(address: u64, available: u32) -> [u32; 2] {
+    let (first, second): (u32, u32);
     ptx_asm!(
         "{{",
         ".reg .pred one, two;",
-        "setp.eq.u32 one, {3}, 1;",
+        "setp.gt.u32 one, {3}, 0;",
         "setp.gt.u32 two, {3}, 1;",
-        "mov.f32 {0}, 0f00000000;",
-        "mov.f32 {1}, 0f00000000;",
-        "@two ld.global.nc.v2.f32 {{{0}, {1}}}, [{2}];",
-        "@one ld.global.nc.f32 {0}, [{2}];",
+        "mov.u32 {0}, 0;",
+        "mov.u32 {1}, 0;",
+        "@one ld.global.nc.u8 {0}, [{2}];",
+        "@two ld.global.nc.u8 {1}, [{2} + 1];",
         "}}",
         out(reg32) first, out(reg32) second, in(reg64) address, in(reg32) available,
         options(nostack, readonly)
     );
     [first, second]
-}
-
-/// Two neighbouring bytes, the first in the low half of a pair; as [`load_global_pair_f32`], with
-/// `ld.global.nc.u8`.
-///
-/// # Safety
-/// The first `available` of the two are readable.
-#[inline(always)]
-pub unsafe fn load_global_pair_u8(address: u64, available: u32) -> u32 {
-    let pair: u32;
-    ptx_asm!(
-        "{{",
-        ".reg .pred one, two;",
-        ".reg .u32 second;",
-        "setp.gt.u32 one, {2}, 0;",
-        "setp.gt.u32 two, {2}, 1;",
-        "mov.u32 {0}, 0;",
-        "mov.u32 second, 0;",
-        "@one ld.global.nc.u8 {0}, [{1}];",
-        "@two ld.global.nc.u8 second, [{1} + 1];",
-        "prmt.b32 {0}, {0}, second, 0x7740;",
-        "}}",
-        out(reg32) pair, in(reg64) address, in(reg32) available,
-        options(nostack, readonly)
-    );
-    pair
-}
-
-/// As [`load_global_pair_u8`], both by one `ld.global.nc.u16`.
-///
-/// # Safety
-/// `address` is aligned to 2, and the first `available` of the two are readable.
-#[inline(always)]
-pub unsafe fn load_global_aligned_pair_u8(address: u64, available: u32) -> u32 {
-    let pair: u32;
-    ptx_asm!(
-        "{{",
-        ".reg .pred one, two;",
-        "setp.eq.u32 one, {2}, 1;",
-        "setp.gt.u32 two, {2}, 1;",
-        "mov.u32 {0}, 0;",
-        "@two ld.global.nc.u16 {0}, [{1}];",
-        "@one ld.global.nc.u8 {0}, [{1}];",
-        "}}",
-        out(reg32) pair, in(reg64) address, in(reg32) available,
-        options(nostack, readonly)
-    );
-    pair
 }
 
 /// `st.global.u16` (PTX ISA, "st").

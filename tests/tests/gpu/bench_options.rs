@@ -26,8 +26,7 @@ const WINDOW: usize = 1024;
 
 const MASKED: &[&str] =
     &["none", "causal", "window", "key_lengths", "packed", "alibi", "softcap", "sink"];
-/// `…_odd`: rows of an odd number of elements, which can't be loaded in pairs.
-const GENERAL: &[&str] = &["mask", "mask_odd", "bias", "bias_odd", "dropout"];
+const GENERAL: &[&str] = &["mask", "bias", "dropout"];
 
 /// `bench/KERNEL/FORM/OPTION`.
 pub(crate) fn trials() -> Vec<Trial> {
@@ -54,24 +53,18 @@ fn ones() -> &'static CudaSlice<u8> {
     static ONES: OnceLock<CudaSlice<u8>> = OnceLock::new();
     ONES.get_or_init(|| {
         let stream = copy_stream();
-        let ones = stream.clone_htod(&vec![1_u8; LEN * (LEN + 1) * 4]).expect("device memory");
+        let ones = stream.clone_htod(&vec![1_u8; LEN * LEN * 4]).expect("device memory");
         stream.synchronize().expect("a copy");
         ones
     })
 }
 
 /// A tensor in that memory.
-fn option<V>(dims: &[usize], strides: &[i64]) -> TensorRef<'static, V> {
+fn option<V>(dims: &[usize]) -> TensorRef<'static, V> {
     let address = ones().device_ptr(&copy_stream()).0 as *const V;
-    // SAFETY: no option of these calls reaches further, and the memory is never freed.
-    unsafe { TensorRef::from_raw(address, dims, strides, Place::Cuda(0)) }
+    // SAFETY: no option of these calls has more elements, and the memory is never freed.
+    unsafe { TensorRef::from_raw(address, dims, &contiguous_strides(dims), Place::Cuda(0)) }
         .expect("at most four axes")
-}
-
-/// A score tensor for all items and heads.
-fn square<V>(name: &str) -> TensorRef<'static, V> {
-    let row = LEN + usize::from(name.ends_with("odd"));
-    option(&[1, 1, LEN, LEN], &[0, 0, row as i64, 1])
 }
 
 fn attention(option: &str, sizes: Shape) -> Attention {
@@ -88,8 +81,8 @@ fn attention(option: &str, sizes: Shape) -> Attention {
         "alibi" => call.alibi(),
         "softcap" => call.softcap(50.0),
         "sink" => call.sink(),
-        "mask" | "mask_odd" => call.boolean_mask(once),
-        "bias" | "bias_odd" => call.bias(once),
+        "mask" => call.boolean_mask(once),
+        "bias" => call.bias(once),
         "dropout" => call.dropout(Dropout { probability: 0.1, seed: 1, offset: 2 }),
         other => panic!("no option {other}"),
     }
@@ -125,12 +118,12 @@ fn time<T: Pooled>(spec: &'static KernelSpec, form: Form, name: &'static str) {
             read(1, &of_batch(sizes.k_dims())),
             read(2, &of_batch(sizes.v_dims())),
         );
-        inputs.alibi_slopes = (name == "alibi").then(|| option(&[heads], &[1]));
-        inputs.sink = (name == "sink").then(|| option(&[heads], &[1]));
-        inputs.bias = name.starts_with("bias").then(|| square(name));
-        inputs.boolean_mask = name.starts_with("mask").then(|| square(name));
+        inputs.alibi_slopes = (name == "alibi").then(|| option(&[heads]));
+        inputs.sink = (name == "sink").then(|| option(&[heads]));
+        inputs.bias = (name == "bias").then(|| option(&[1, 1, LEN, LEN]));
+        inputs.boolean_mask = (name == "mask").then(|| option(&[1, 1, LEN, LEN]));
         inputs.key_lengths =
-            (name == "key_lengths").then(|| Lengths::Device(option(&[sizes.batch], &[1])));
+            (name == "key_lengths").then(|| Lengths::Device(option(&[sizes.batch])));
         inputs.packed = (name == "packed").then(|| Packed {
             cu_q: cumulative(),
             cu_k: cumulative(),

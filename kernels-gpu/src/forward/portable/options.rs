@@ -7,20 +7,15 @@
 use ferroflash_core::axes::{MaskClass, MaskKind};
 use ferroflash_core::dropout::{BLOCK_KEYS, DropoutMask, column_group, row_group};
 use ferroflash_core::fragment::Fragment;
-use ferroflash_core::params::options::{PortableMaskedParams, ScoreOptions, ScoreTensor};
+use ferroflash_core::params::options::{PortableMaskedParams, ScoreTensor};
 use ferroflash_core::tile::ForwardTiling;
 use ferroflash_core::visibility::Visibility;
 
 use super::place::Place;
 use super::{Kernel, Warp, fragment_row};
-use crate::ptx::math::{exp2, fma, max, reciprocal};
+use crate::ptx::math::{exp2, fma, reciprocal};
 use crate::ptx::matrix::MatrixElement;
-use crate::ptx::memory::{
-    load_global_aligned_pair_f32, load_global_aligned_pair_u8, load_global_pair_f32,
-    load_global_pair_u8,
-};
-use crate::ptx::thread::opaque;
-use crate::ptx::warp::any;
+use crate::ptx::memory::{load_global_pair_f32, load_global_pair_u8};
 
 /// Where a lane's first score lies in its item.
 #[derive(Clone, Copy)]
@@ -56,7 +51,8 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
             if options.softcap == 0.0 {
                 Self::for_each(scores, |score| score * options.product_scale);
             } else {
-                Self::cap(scores, &Softcap::of(options));
+                let (cap, scale) = (options.softcap, options.softcap_scale);
+                Self::for_each(scores, |score| cap * tanh(score * scale));
             }
             if options.alibi.address != 0 {
                 Self::subtract_alibi(scores, place, corner);
@@ -83,24 +79,6 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
         while index < T::Scores::LEN {
             *scores.at_mut(index) = value(scores.at(index));
             index += 1;
-        }
-    }
-
-    /// Softcap, and the scale with it. Where all of a warp's scores are small, without exponentials.
-    #[inline(always)]
-    unsafe fn cap(scores: &mut T::Scores, softcap: &Softcap) {
-        let mut largest = 0.0;
-        let mut index = 0;
-        while index < T::Scores::LEN {
-            largest = max(largest, scores.at(index).abs());
-            index += 1;
-        }
-        if any(largest * softcap.scale >= SMALL) {
-            Self::for_each(scores, |score| softcap.of_any(score));
-        } else {
-            // What both sides compute alike would otherwise be computed before the branch, and kept.
-            let softcap = softcap.opaque();
-            Self::for_each(scores, |score| softcap.of_small(score));
         }
     }
 
@@ -135,21 +113,13 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
             let keys = if own_row < place.q_len { place.kv_len } else { 0 };
             let first = bias.offset(place.item, place.q_head, own_row, corner.key) * 4;
             let address = bias.address.wrapping_add(first as u64);
-            let available = |tile: usize| keys.saturating_sub(corner.key + tile as u32 * 8);
-            let pair = |tile: usize| address.wrapping_add(tile as u64 * 32);
             let mut pairs = [[0.0; 2]; 8];
-            if bias.pairs != 0 {
-                let mut tile = 0;
-                while tile < Self::SCORE_TILES {
-                    pairs[tile] = load_global_aligned_pair_f32(pair(tile), available(tile));
-                    tile += 1;
-                }
-            } else {
-                let mut tile = 0;
-                while tile < Self::SCORE_TILES {
-                    pairs[tile] = load_global_pair_f32(pair(tile), available(tile));
-                    tile += 1;
-                }
+            let mut tile = 0;
+            while tile < Self::SCORE_TILES {
+                let available = keys.saturating_sub(corner.key + tile as u32 * 8);
+                pairs[tile] =
+                    load_global_pair_f32(address.wrapping_add(tile as u64 * 32), available);
+                tile += 1;
             }
             let mut tile = 0;
             while tile < Self::SCORE_TILES {
@@ -176,29 +146,20 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
             let keys = if own_row < place.q_len { place.kv_len } else { 0 };
             let first = mask.offset(place.item, place.q_head, own_row, corner.key);
             let address = mask.address.wrapping_add(first as u64);
-            let available = |tile: usize| keys.saturating_sub(corner.key + tile as u32 * 8);
-            let pair = |tile: usize| address.wrapping_add(tile as u64 * 8);
-            let mut pairs = [0; 8];
-            if mask.pairs != 0 {
-                let mut tile = 0;
-                while tile < Self::SCORE_TILES {
-                    pairs[tile] = load_global_aligned_pair_u8(pair(tile), available(tile));
-                    tile += 1;
-                }
-            } else {
-                let mut tile = 0;
-                while tile < Self::SCORE_TILES {
-                    pairs[tile] = load_global_pair_u8(pair(tile), available(tile));
-                    tile += 1;
-                }
+            let mut pairs = [[0; 2]; 8];
+            let mut tile = 0;
+            while tile < Self::SCORE_TILES {
+                let available = keys.saturating_sub(corner.key + tile as u32 * 8);
+                pairs[tile] = load_global_pair_u8(address.wrapping_add(tile as u64 * 8), available);
+                tile += 1;
             }
             let mut tile = 0;
             while tile < Self::SCORE_TILES {
                 let index = Self::pair_index(row, tile);
-                if pairs[tile] & 0xff == 0 {
+                if pairs[tile][0] == 0 {
                     *scores.at_mut(index) = f32::NEG_INFINITY;
                 }
-                if pairs[tile] >> 8 == 0 {
+                if pairs[tile][1] == 0 {
                     *scores.at_mut(index + 1) = f32::NEG_INFINITY;
                 }
                 tile += 1;
@@ -289,46 +250,15 @@ fn biased(score: f32, bias: f32) -> f32 {
 /// Beyond this, the exponential form of tanh is accurate to 3·10⁻⁷.
 const SMALL: f32 = 0.3;
 
-/// `cap · tanh(scale · product / cap)`, with tanh within 3·10⁻⁷ of its value and exactly ±1 from
-/// where f32 can't tell.
-#[derive(Clone, Copy)]
-struct Softcap {
-    cap: f32,
-    /// `|scale| / cap`.
-    scale: f32,
-    /// `|scale|`.
-    product_scale: f32,
-}
-
-impl Softcap {
-    #[inline(always)]
-    fn of(options: &ScoreOptions) -> Self {
-        let ScoreOptions { softcap: cap, softcap_scale: scale, product_scale, .. } = *options;
-        Self { cap, scale, product_scale }
-    }
-
-    /// The same, unknown to the compiler.
-    #[inline(always)]
-    fn opaque(&self) -> Self {
-        let opaque = |value: f32| f32::from_bits(opaque(value.to_bits()));
-        Self { cap: self.cap, scale: opaque(self.scale), product_scale: opaque(self.product_scale) }
-    }
-
-    /// Near zero, `x·(1 + x²·p(x²))` with p of degree 2 fitted to |x| ≤ 0.3: error 10⁻⁷.
-    #[inline(always)]
-    fn of_small(&self, product: f32) -> f32 {
-        let x = product * self.scale;
-        let square = x * x;
-        let polynomial = fma(fma(-0.050_372_26, square, 0.133_149_07), square, -0.333_330_63);
-        product * self.product_scale * fma(polynomial, square, 1.0)
-    }
-
-    /// Far from zero `1 − 2 / (e²ˣ + 1)`, which saturates as its exponential does, but cancels near
-    /// zero.
-    #[inline(always)]
-    fn of_any(&self, product: f32) -> f32 {
-        let power = exp2(product * (self.scale * (2.0 * core::f32::consts::LOG2_E)));
-        let far = fma(-2.0 * self.cap, reciprocal(power + 1.0), self.cap);
-        if (product * self.scale).abs() < SMALL { self.of_small(product) } else { far }
-    }
+/// tanh within 3·10⁻⁷ of its value, exactly ±1 from where f32 can't tell. Far from zero
+/// `1 − 2 / (e²ˣ + 1)`, which saturates as its exponential does; near zero, where that cancels,
+/// `x + x³·p(x²)` with p of degree 2 fitted to |x| ≤ 0.3, error 10⁻⁷.
+#[inline(always)]
+fn tanh(x: f32) -> f32 {
+    let power = exp2(x * (2.0 * core::f32::consts::LOG2_E));
+    let far = fma(-2.0, reciprocal(power + 1.0), 1.0);
+    let square = x * x;
+    let polynomial = fma(fma(-0.050_372_26, square, 0.133_149_07), square, -0.333_330_63);
+    let near = fma(x * square, polynomial, x);
+    if x.abs() < SMALL { near } else { far }
 }
