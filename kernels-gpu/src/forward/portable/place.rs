@@ -5,7 +5,7 @@
 //! no barrier is needed; what a tile needs to know is then read from shared memory again and again,
 //! since registers are what these kernels lack most.
 
-use ferroflash_core::items::{Item, ItemSearch, Items};
+use ferroflash_core::items::{ItemSearch, Items};
 use ferroflash_core::params::options::PortableMaskedParams;
 use ferroflash_core::schedule::divide;
 use ferroflash_core::visibility::Visibility;
@@ -54,13 +54,13 @@ impl Place {
         let work = params.forward.schedule.work(block_idx_x());
         let (index, q_head, q_block) = if items.is_packed() {
             let index = find_item(items, work.q_block, q_rows, lane);
-            let first_slot = items.first_slot(index, q_rows, |a, i| read(a, i));
+            let first_slot = items.first_slot(index, q_rows, read);
             (index, work.batch_head, work.q_block.wrapping_sub(first_slot))
         } else {
             let index = divide(work.batch_head, params.forward.q_heads);
             (index, work.batch_head - index * params.forward.q_heads, work.q_block)
         };
-        let item: Item = items.item(index, |a, i| read(a, i));
+        let item = items.item(index, read);
         if q_block >= item.q_rows.div_ceil(q_rows) {
             return None;
         }
@@ -130,7 +130,7 @@ unsafe fn find_item(items: &Items, slot: u32, q_rows: u32, lane: u32) -> u32 {
     let mut search = ItemSearch::new(items);
     while search.count > 1 {
         let is_reached = match search.candidate(lane) {
-            Some(index) => items.first_slot(index, q_rows, |a, i| read(a, i)) <= slot,
+            Some(index) => items.first_slot(index, q_rows, read) <= slot,
             None => false,
         };
         search = search.narrowed(ballot(is_reached));
