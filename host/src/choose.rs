@@ -9,6 +9,7 @@ use ferroflash_core::visibility::Visibility;
 use crate::attention::{Attention, Layout};
 use crate::cuda::backward::most_blocks;
 use crate::cuda::device::Limits;
+use crate::cuda::forward::query_blocks;
 use crate::error::{Error, Result};
 
 /// A kernel that was not taken, and why.
@@ -105,16 +106,41 @@ fn preference(spec: &KernelSpec) -> (u32, u32, Reverse<u32>, MaskClass) {
     (family, channels, Reverse(shared), spec.mask)
 }
 
-/// The mask class a call needs.
-pub(crate) fn mask_class(attention: &Attention) -> MaskClass {
+/// What a kernel of class `full` lacks first.
+pub(crate) const RIGHT_SIDE: &str = "mask but the end of the keys";
+
+/// The options of a call, each with the narrowest mask class that has it, in the words of errors
+/// and plans.
+pub(crate) fn options(attention: &Attention) -> Vec<(MaskClass, &'static str)> {
+    use MaskClass::{Causal, General, Masked};
     let shape = &attention.shape;
     let visible = attention.mask.visibility(shape.q_len, shape.kv_len);
-    let rows = 0..visible.q_len;
-    if rows.is_empty() || visible.keys_of_all(&rows) == (0..visible.kv_len) {
-        MaskClass::Full
-    } else {
-        MaskClass::Causal
+    let is_packed = matches!(attention.layout, Layout::Packed { .. });
+    // A side that hides nothing is no option; that of a packed item may, whatever the longest is.
+    let (mut hides_left, mut hides_right) =
+        (is_packed && attention.mask.left.is_some(), is_packed && attention.mask.right.is_some());
+    if let Some(last_row) = visible.q_len.checked_sub(1) {
+        hides_left |= visible.keys_start(last_row) > 0;
+        hides_right |= visible.keys_end(0) < visible.kv_len;
     }
+    let options = [
+        (hides_right, Causal, RIGHT_SIDE),
+        (hides_left, Masked, "left window"),
+        (attention.layout == Layout::KeyLengths, Masked, "key lengths"),
+        (is_packed, Masked, "packed sequences"),
+        (attention.softcap.is_some(), Masked, "softcap"),
+        (attention.alibi, Masked, "ALiBi"),
+        (attention.sink, Masked, "sink"),
+        (attention.bias.is_some(), General, "bias"),
+        (attention.boolean_mask.is_some(), General, "boolean mask"),
+        (attention.dropout.is_some(), General, "dropout"),
+    ];
+    options.into_iter().filter(|(given, ..)| *given).map(|(_, class, name)| (class, name)).collect()
+}
+
+/// The mask class a call needs.
+pub(crate) fn mask_class(attention: &Attention) -> MaskClass {
+    options(attention).into_iter().map(|(class, _)| class).max().unwrap_or(MaskClass::Full)
 }
 
 /// Why `spec` cannot run the call, or `None`.
@@ -135,11 +161,8 @@ fn obstacle(
             tile.head_dim, tile.value_dim, shape.head_dim, shape.value_dim
         ));
     }
-    if mask_class(attention) > spec.mask {
-        return Some("has no mask but the end of the keys".to_owned());
-    }
-    if let Some(option) = unmaskable(attention) {
-        return Some(format!("has no {option}; the cpu has"));
+    if let Some((_, option)) = options(attention).iter().find(|(class, _)| *class > spec.mask) {
+        return Some(format!("has no {option}"));
     }
     let (major, minor) = limits.capability;
     if !spec.family.runs_on(major, minor) {
@@ -157,33 +180,19 @@ fn obstacle(
             spec.shared_bytes, limits.shared_bytes_per_block
         ));
     }
+    if let Layout::Packed { q_tokens, kv_tokens } = attention.layout
+        && q_tokens.max(kv_tokens) > i32::MAX as usize
+    {
+        return Some("offsets of packed items are 32-bit: split the batch".to_owned());
+    }
     let blocks = match spec.direction {
-        Direction::Forward => tile
-            .q_blocks(shape.q_len)
-            .checked_mul(shape.batch)
-            .and_then(|blocks| blocks.checked_mul(shape.q_heads)),
+        Direction::Forward => query_blocks(attention, spec).map(|(blocks, heads)| blocks * heads),
         _ => most_blocks(shape, spec),
     };
     if blocks.is_none_or(|blocks| blocks > MAX_BLOCKS) {
         return Some(format!("the grid would have more than {MAX_BLOCKS} blocks; split the batch"));
     }
     None
-}
-
-/// An option that no GPU kernel has yet.
-fn unmaskable(attention: &Attention) -> Option<&'static str> {
-    let options = [
-        (attention.mask.left.is_some() && mask_class(attention) != MaskClass::Full, "left window"),
-        (attention.layout == Layout::KeyLengths, "key lengths"),
-        (matches!(attention.layout, Layout::Packed { .. }), "packed sequences"),
-        (attention.softcap.is_some(), "softcap"),
-        (attention.alibi, "ALiBi"),
-        (attention.bias.is_some(), "bias"),
-        (attention.boolean_mask.is_some(), "boolean mask"),
-        (attention.sink, "sink"),
-        (attention.dropout.is_some(), "dropout"),
-    ];
-    options.into_iter().find(|(present, _)| *present).map(|(_, name)| name)
 }
 
 fn unsupported(

@@ -9,7 +9,7 @@ use ferroflash_core::axes::{Direction, Dtype};
 use serde::Serialize;
 
 use crate::attention::Attention;
-use crate::choose::Choice;
+use crate::choose::{Choice, RIGHT_SIDE, mask_class, options};
 use crate::cuda::backward::{self, Backward};
 use crate::cuda::device::Limits;
 use crate::cuda::forward;
@@ -24,10 +24,13 @@ pub struct Explanation {
     pub kernel: String,
     /// Why this one.
     pub reason: String,
+    /// The mask class that the call needs, and the options that ask for it.
+    pub mask: String,
     /// Element type.
     pub dtype: String,
     /// Floating-point operations of the products over visible keys: 2·(D + Dv) a score forward,
-    /// 2·(3·D + 2·Dv) backward.
+    /// 2·(3·D + 2·Dv) backward. Where items have lengths of their own, as if each were as long as
+    /// stated.
     pub flops: f64,
     /// Bytes of q, k, v, o and lse, and backward of their gradients, each moved once.
     pub bytes: f64,
@@ -83,6 +86,7 @@ impl Explanation {
                 device: "cpu".to_owned(),
                 kernel: kernel.to_owned(),
                 reason: "the plan was made for the cpu".to_owned(),
+                mask: mask(attention),
                 dtype: dtype.to_string(),
                 flops,
                 bytes,
@@ -145,6 +149,7 @@ impl Explanation {
             device: limits.name.clone(),
             kernel: spec.name.to_owned(),
             reason: choice.reason,
+            mask: mask(attention),
             dtype: spec.dtype.to_string(),
             flops,
             bytes,
@@ -171,6 +176,18 @@ impl Explanation {
             backward: None,
             no_backward: None,
         }
+    }
+}
+
+/// The mask class of a call and what it is for.
+fn mask(attention: &Attention) -> String {
+    let class = mask_class(attention).name();
+    let mut names: Vec<&str> = options(attention).into_iter().map(|(_, name)| name).collect();
+    // The right side of a window is what the class is called after.
+    names.retain(|name| *name != RIGHT_SIDE);
+    match names.as_slice() {
+        [] => class.to_owned(),
+        names => format!("{class}: {}", names.join(", ")),
     }
 }
 
@@ -217,6 +234,7 @@ impl Explanation {
             writeln!(f, "around it {}", self.stages.join(", "))?;
         }
         writeln!(f, "because   {}", self.reason)?;
+        writeln!(f, "mask      {}", self.mask)?;
         if let Some(launch) = &self.launch {
             writeln!(
                 f,

@@ -44,6 +44,8 @@ mod device;
 mod element;
 mod error;
 mod explain;
+mod lengths;
+mod options;
 mod plan;
 mod tensor;
 

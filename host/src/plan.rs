@@ -1,6 +1,7 @@
 //! A plan: one call, validated, its kernel chosen and loaded.
 
 mod check;
+mod validate;
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use crate::cuda::backward::{self, Backward};
 use crate::cuda::device::CudaDevice;
 use crate::cuda::forward::{Call, workspace_bytes};
 use crate::cuda::kernel::Kernel;
+use crate::cuda::options::upload_lengths;
 use crate::cuda::scratch::Scratch;
 use crate::device::{Device, Stream};
 use crate::element::Element;
@@ -160,20 +162,27 @@ impl<T: Element> Plan<T> {
     }
 
     /// As [`Plan::run_into`], with a workspace of the library's own where one is needed, allocated
-    /// on `stream` for the call.
+    /// on `stream` for the call. Lengths in host memory are copied to a device in the stream's
+    /// order.
     ///
     /// # Errors
-    /// As [`Plan::run_into`], and [`Error::OutOfMemory`].
+    /// As [`Plan::run_into`], and [`Error::OutOfMemory`]; [`Error::Argument`] for lengths in host
+    /// memory while the stream is captured.
     pub fn run(
         &self,
         stream: &Stream,
-        inputs: Inputs<'_, T>,
+        mut inputs: Inputs<'_, T>,
         output: &mut Output<'_, T>,
     ) -> Result<()> {
-        match (&self.backend, self.workspace().forward) {
-            (Backend::Cpu, _) | (_, 0) => self.run_into(stream, inputs, output, Workspace::none()),
-            (Backend::Cuda(kernels), bytes) => {
-                let memory = Scratch::new(&kernels.device, stream.handle(self.place)?, bytes)?;
+        let Backend::Cuda(kernels) = &self.backend else {
+            return self.run_into(stream, inputs, output, Workspace::none());
+        };
+        let handle = stream.handle(self.place)?;
+        let _lengths = upload_lengths(&kernels.device, handle, &self.attention, &mut inputs)?;
+        match self.workspace().forward {
+            0 => self.run_into(stream, inputs, output, Workspace::none()),
+            bytes => {
+                let memory = Scratch::new(&kernels.device, handle, bytes)?;
                 let workspace = Workspace { raw: Some(memory.raw()?), _life: PhantomData };
                 self.run_into(stream, inputs, output, workspace)
             }
@@ -183,7 +192,7 @@ impl<T: Element> Plan<T> {
     /// Computes o and, where asked for, lse. On a CUDA device the work is queued on `stream`:
     /// nothing is allocated, copied or waited for, so the call may be captured in a graph.
     /// `workspace` holds at least [`Plan::workspace`]'s bytes, whatever is in them; calls that may
-    /// overlap need one each.
+    /// overlap need one each. Lengths lie on the device; [`Plan::run`] copies them there.
     ///
     /// # Errors
     /// The first tensor that does not fit the call, by name; nothing is written then. A fault of
@@ -200,8 +209,7 @@ impl<T: Element> Plan<T> {
             Backend::Cpu => cpu::tiled::forward(&self.attention, &inputs, output, None),
             Backend::Cuda(kernels) => {
                 self.check_forward(&inputs, output, handle)?;
-                let shape = &self.attention.shape;
-                if shape.batch * shape.q_heads * shape.q_len == 0 {
+                if output.o.raw.is_empty() {
                     return Ok(());
                 }
                 let needs = self.workspace().forward;

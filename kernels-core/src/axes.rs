@@ -118,6 +118,23 @@ pub enum MaskClass {
     Full,
     /// The end of the keys and a right window side, of either alignment.
     Causal,
+    /// Both sides of a window, lengths of items, packed items, ALiBi, softcap and sinks: branches
+    /// that all threads take alike.
+    Masked,
+    /// Boolean masks, biases and dropout as well.
+    General,
+}
+
+impl MaskClass {
+    /// Name, as in kernel names.
+    pub const fn name(self) -> &'static str {
+        match self {
+            MaskClass::Full => "full",
+            MaskClass::Causal => "causal",
+            MaskClass::Masked => "masked",
+            MaskClass::General => "general",
+        }
+    }
 }
 
 /// An element type a kernel is generic over.
@@ -152,10 +169,22 @@ pub struct Full;
 /// Causal, of either alignment.
 #[derive(Clone, Copy, Debug)]
 pub struct Causal;
+/// Windows, lengths, ALiBi, softcap and sinks.
+#[derive(Clone, Copy, Debug)]
+pub struct Masked;
+/// Every option.
+#[derive(Clone, Copy, Debug)]
+pub struct General;
 
 impl MaskKind for Full {
     const CLASS: MaskClass = MaskClass::Full;
 }
 impl MaskKind for Causal {
     const CLASS: MaskClass = MaskClass::Causal;
+}
+impl MaskKind for Masked {
+    const CLASS: MaskClass = MaskClass::Masked;
+}
+impl MaskKind for General {
+    const CLASS: MaskClass = MaskClass::General;
 }

@@ -13,6 +13,7 @@
 //! | [`tilings`] | every tile size in use, with its reason |
 //! | [`backward`] | the stages of the backward pass: schedule, plans, scratch, parameters |
 //! | [`table`] | every kernel there is, once |
+//! | [`items`] | where the items of a call lie; which of them a block's query rows belong to |
 //! | [`schedule`] | block index ↔ the work that block owns |
 //! | [`fragment`], [`swizzle`] | which lane holds which element; where a tile's bytes lie |
 //! | [`tensor_map`] | what the copy engine is told of a tensor, and when it cannot be |
@@ -25,6 +26,7 @@ pub mod axes;
 pub mod backward;
 pub mod dropout;
 pub mod fragment;
+pub mod items;
 pub mod params;
 pub mod philox;
 pub mod row_state;

@@ -3,6 +3,8 @@
 //! Device addresses are plain `u64`: the host never dereferences them, and the kernels reach them
 //! by explicit global loads and stores. Every offset is computed in 64 bits.
 
+pub mod options;
+
 use crate::schedule::ForwardSchedule;
 use crate::shape::Strides;
 use crate::tensor_map::{AxisMasks, TensorMap};

@@ -47,7 +47,11 @@ impl KernelSpec {
     ) -> Self {
         let (threads, shared_bytes) = match (family, direction) {
             (Family::Portable, Direction::Forward) => {
-                (T::SHAPE.warps * 32, SharedPlan::portable_forward(T::SHAPE).bytes)
+                let plan = match M::CLASS {
+                    MaskClass::Full | MaskClass::Causal => SharedPlan::portable_forward(T::SHAPE),
+                    MaskClass::Masked | MaskClass::General => SharedPlan::portable_masked(T::SHAPE),
+                };
+                (T::SHAPE.warps * 32, plan.bytes)
             }
             // One more warpgroup produces.
             (Family::Hopper, Direction::Forward) => (
@@ -94,7 +98,7 @@ impl KernelSpec {
             (Family::Hopper, Direction::Forward) => {
                 let copies = match self.mask {
                     MaskClass::Full => 2,
-                    MaskClass::Causal => 3,
+                    _ => 3,
                 };
                 let products = copies * (tile.head_dim / 16 + tile.kv_columns / 16);
                 // And a warp's own `mma` of one tile's scores, for guesses that were too low.
@@ -121,7 +125,7 @@ impl KernelSpec {
             (Family::Hopper, Direction::Forward) => {
                 let loops = match self.mask {
                     MaskClass::Full => 2,
-                    MaskClass::Causal => 3,
+                    _ => 3,
                 };
                 if self.ping_pong { 7 + 2 * loops } else { 6 }
             }
@@ -208,6 +212,40 @@ macro_rules! kernel_table {
             portable_forward_d64x256_bf16_causal = Portable Forward<Portable64x256, Bf16, Causal>;
             portable_forward_d64x256_f16_full = Portable Forward<Portable64x256, F16, Full>;
             portable_forward_d64x256_f16_causal = Portable Forward<Portable64x256, F16, Causal>;
+            portable_forward_d32_bf16_masked = Portable Forward<Portable32, Bf16, Masked>;
+            portable_forward_d32_f16_masked = Portable Forward<Portable32, F16, Masked>;
+            portable_forward_d64_bf16_masked = Portable Forward<Portable64, Bf16, Masked>;
+            portable_forward_d64_f16_masked = Portable Forward<Portable64, F16, Masked>;
+            portable_forward_d96_bf16_masked = Portable Forward<Portable96, Bf16, Masked>;
+            portable_forward_d96_f16_masked = Portable Forward<Portable96, F16, Masked>;
+            portable_forward_d128_bf16_masked = Portable Forward<Portable128, Bf16, Masked>;
+            portable_forward_d128_f16_masked = Portable Forward<Portable128, F16, Masked>;
+            portable_forward_d192_bf16_masked = Portable Forward<Portable192, Bf16, Masked>;
+            portable_forward_d192_f16_masked = Portable Forward<Portable192, F16, Masked>;
+            portable_forward_d256_bf16_masked = Portable Forward<Portable256, Bf16, Masked>;
+            portable_forward_d256_f16_masked = Portable Forward<Portable256, F16, Masked>;
+            portable_forward_d192x128_bf16_masked = Portable Forward<Portable192x128, Bf16, Masked>;
+            portable_forward_d192x128_f16_masked = Portable Forward<Portable192x128, F16, Masked>;
+            portable_forward_d64x256_bf16_masked = Portable Forward<Portable64x256, Bf16, Masked>;
+            portable_forward_d64x256_f16_masked = Portable Forward<Portable64x256, F16, Masked>;
+            portable_forward_d32_bf16_general = Portable Forward<Portable32, Bf16, General>;
+            portable_forward_d32_f16_general = Portable Forward<Portable32, F16, General>;
+            portable_forward_d64_bf16_general = Portable Forward<Portable64, Bf16, General>;
+            portable_forward_d64_f16_general = Portable Forward<Portable64, F16, General>;
+            portable_forward_d96_bf16_general = Portable Forward<Portable96, Bf16, General>;
+            portable_forward_d96_f16_general = Portable Forward<Portable96, F16, General>;
+            portable_forward_d128_bf16_general = Portable Forward<General128, Bf16, General>;
+            portable_forward_d128_f16_general = Portable Forward<General128, F16, General>;
+            portable_forward_d192_bf16_general = Portable Forward<General192, Bf16, General>;
+            portable_forward_d192_f16_general = Portable Forward<General192, F16, General>;
+            portable_forward_d256_bf16_general = Portable Forward<Portable256, Bf16, General>;
+            portable_forward_d256_f16_general = Portable Forward<Portable256, F16, General>;
+            portable_forward_d192x128_bf16_general =
+                Portable Forward<Portable192x128, Bf16, General>;
+            portable_forward_d192x128_f16_general =
+                Portable Forward<Portable192x128, F16, General>;
+            portable_forward_d64x256_bf16_general = Portable Forward<Portable64x256, Bf16, General>;
+            portable_forward_d64x256_f16_general = Portable Forward<Portable64x256, F16, General>;
             portable_preprocess_bf16 = Portable Preprocess<BackwardRows, Bf16, Full>;
             portable_preprocess_f16 = Portable Preprocess<BackwardRows, F16, Full>;
             portable_backward_d32_bf16_full = Portable Backward<PortableBackward32, Bf16, Full>;
@@ -223,29 +261,44 @@ macro_rules! kernel_table {
             portable_backward_d96_f16_full = Portable Backward<PortableBackward96, F16, Full>;
             portable_backward_d96_f16_causal = Portable Backward<PortableBackward96, F16, Causal>;
             portable_backward_d128_bf16_full = Portable Backward<PortableBackward128, Bf16, Full>;
-            portable_backward_d128_bf16_causal = Portable Backward<PortableBackward128, Bf16, Causal>;
+            portable_backward_d128_bf16_causal =
+                Portable Backward<PortableBackward128, Bf16, Causal>;
             portable_backward_d128_f16_full = Portable Backward<PortableBackward128, F16, Full>;
             portable_backward_d128_f16_causal = Portable Backward<PortableBackward128, F16, Causal>;
             portable_backward_d192_bf16_full = Portable Backward<PortableBackward192, Bf16, Full>;
-            portable_backward_d192_bf16_causal = Portable Backward<PortableBackward192, Bf16, Causal>;
+            portable_backward_d192_bf16_causal =
+                Portable Backward<PortableBackward192, Bf16, Causal>;
             portable_backward_d192_f16_full = Portable Backward<PortableBackward192, F16, Full>;
             portable_backward_d192_f16_causal = Portable Backward<PortableBackward192, F16, Causal>;
             portable_backward_d256_bf16_full = Portable Backward<PortableBackward256, Bf16, Full>;
-            portable_backward_d256_bf16_causal = Portable Backward<PortableBackward256, Bf16, Causal>;
+            portable_backward_d256_bf16_causal =
+                Portable Backward<PortableBackward256, Bf16, Causal>;
             portable_backward_d256_f16_full = Portable Backward<PortableBackward256, F16, Full>;
             portable_backward_d256_f16_causal = Portable Backward<PortableBackward256, F16, Causal>;
-            portable_backward_d256_large_bf16_full = Portable Backward<PortableBackward256Large, Bf16, Full>;
-            portable_backward_d256_large_bf16_causal = Portable Backward<PortableBackward256Large, Bf16, Causal>;
-            portable_backward_d256_large_f16_full = Portable Backward<PortableBackward256Large, F16, Full>;
-            portable_backward_d256_large_f16_causal = Portable Backward<PortableBackward256Large, F16, Causal>;
-            portable_backward_d192x128_bf16_full = Portable Backward<PortableBackward192x128, Bf16, Full>;
-            portable_backward_d192x128_bf16_causal = Portable Backward<PortableBackward192x128, Bf16, Causal>;
-            portable_backward_d192x128_f16_full = Portable Backward<PortableBackward192x128, F16, Full>;
-            portable_backward_d192x128_f16_causal = Portable Backward<PortableBackward192x128, F16, Causal>;
-            portable_backward_d64x256_bf16_full = Portable Backward<PortableBackward64x256, Bf16, Full>;
-            portable_backward_d64x256_bf16_causal = Portable Backward<PortableBackward64x256, Bf16, Causal>;
-            portable_backward_d64x256_f16_full = Portable Backward<PortableBackward64x256, F16, Full>;
-            portable_backward_d64x256_f16_causal = Portable Backward<PortableBackward64x256, F16, Causal>;
+            portable_backward_d256_large_bf16_full =
+                Portable Backward<PortableBackward256Large, Bf16, Full>;
+            portable_backward_d256_large_bf16_causal =
+                Portable Backward<PortableBackward256Large, Bf16, Causal>;
+            portable_backward_d256_large_f16_full =
+                Portable Backward<PortableBackward256Large, F16, Full>;
+            portable_backward_d256_large_f16_causal =
+                Portable Backward<PortableBackward256Large, F16, Causal>;
+            portable_backward_d192x128_bf16_full =
+                Portable Backward<PortableBackward192x128, Bf16, Full>;
+            portable_backward_d192x128_bf16_causal =
+                Portable Backward<PortableBackward192x128, Bf16, Causal>;
+            portable_backward_d192x128_f16_full =
+                Portable Backward<PortableBackward192x128, F16, Full>;
+            portable_backward_d192x128_f16_causal =
+                Portable Backward<PortableBackward192x128, F16, Causal>;
+            portable_backward_d64x256_bf16_full =
+                Portable Backward<PortableBackward64x256, Bf16, Full>;
+            portable_backward_d64x256_bf16_causal =
+                Portable Backward<PortableBackward64x256, Bf16, Causal>;
+            portable_backward_d64x256_f16_full =
+                Portable Backward<PortableBackward64x256, F16, Full>;
+            portable_backward_d64x256_f16_causal =
+                Portable Backward<PortableBackward64x256, F16, Causal>;
             hopper_backward_d64_bf16_full = Hopper Backward<HopperBackward64, Bf16, Full>;
             hopper_backward_d64_bf16_causal = Hopper Backward<HopperBackward64, Bf16, Causal>;
             hopper_backward_d64_f16_full = Hopper Backward<HopperBackward64, F16, Full>;

@@ -148,6 +148,13 @@ impl SharedPlan {
         Self { q, k, k_stage, v, v_stage, o: 0, barriers: bytes, works: bytes, bytes }
     }
 
+    /// As the portable forward, with the block's place among the items behind it: [`Self::works`],
+    /// 48 bytes.
+    pub const fn portable_masked(tile: TileShape) -> Self {
+        let plan = Self::portable_forward(tile);
+        Self { bytes: plan.works + 48, ..plan }
+    }
+
     /// The hopper forward: the Q rows of each warpgroup, the K ring, the V ring, the barriers,
     /// the next work. The output tile takes turns in the V ring; see [`TileShape::output_turns`].
     pub const fn hopper_forward(tile: TileShape) -> Self {

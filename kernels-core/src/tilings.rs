@@ -53,8 +53,12 @@ tilings! {
         "32 rows a warp; 96 + 64 accumulators; 72 KB, two blocks.";
     Portable128: 128 x 64, dims 128 128, warps 4, stages 2, blocks 2,
         "32 rows a warp; 128 + 64 accumulators fill a thread; 96 KB, two blocks on Hopper.";
+    General128: 128 x 32, dims 128 128, warps 4, stages 2, blocks 2,
+        "As Portable128, with half the scores: biases and dropout need registers as well; 64 KB.";
     Portable192: 64 x 48, dims 192 192, warps 4, stages 2, blocks 2,
         "16 rows a warp, since 32 would need 192 output values; 48 keys keep two stages in 96 KB.";
+    General192: 64 x 32, dims 192 192, warps 4, stages 2, blocks 2,
+        "As Portable192, with the 32 keys that dropout's blocks are wide.";
     Portable256: 64 x 32, dims 256 256, warps 4, stages 2, blocks 2,
         "16 rows a warp; 128 output values; 32 keys keep two stages in 96 KB.";
     Portable192x128: 128 x 32, dims 192 128, warps 4, stages 2, blocks 2,

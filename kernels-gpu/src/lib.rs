@@ -54,6 +54,16 @@ macro_rules! entries {
 
 /// Which function a row's entry point calls, with which parameters.
 macro_rules! entry {
+    ($name:ident Portable Forward $tiling:ident $element:ident Masked) => {
+        entry_point!("portable"
+            $name(params: ferroflash_core::params::options::PortableMaskedParams) =
+            forward::portable::masked_block::<tilings::$tiling, axes::$element, axes::Masked>);
+    };
+    ($name:ident Portable Forward $tiling:ident $element:ident General) => {
+        entry_point!("portable"
+            $name(params: ferroflash_core::params::options::PortableMaskedParams) =
+            forward::portable::masked_block::<tilings::$tiling, axes::$element, axes::General>);
+    };
     ($name:ident Portable Forward $tiling:ident $element:ident $mask:ident) => {
         entry_point!("portable" $name(params: ferroflash_core::params::PortableForwardParams) =
             forward::portable::block::<tilings::$tiling, axes::$element, axes::$mask>);

@@ -20,6 +20,8 @@ pub struct Rows {
     pub stride: i64,
     /// Rows that exist; the tile's others read as zero and are not written.
     pub count: u32,
+    /// First rows that read as zero all the same.
+    pub hidden: u32,
     /// Bytes of a row that exist.
     pub bytes: u32,
     /// Widest access that the rows' alignment allows, in bytes.
@@ -34,6 +36,7 @@ impl Rows {
             address: tensor.address + (tensor.strides.offset(batch, row, head) * 2) as u64,
             stride: tensor.strides.row * 2,
             count: rows.saturating_sub(row),
+            hidden: 0,
             bytes: tensor.channels * 2,
             access: tensor.access_bytes,
         }
@@ -45,6 +48,7 @@ impl Rows {
         Self {
             address: self.address.wrapping_add((row as i64 * self.stride) as u64),
             count: self.count.saturating_sub(row),
+            hidden: self.hidden.saturating_sub(row),
             ..self
         }
     }
@@ -109,7 +113,7 @@ unsafe fn copy_tile_wide<const THREADS: u32>(
         let mut step = 0;
         while step < layout.rows / share.row_step {
             let row = share.row + step * share.row_step;
-            let read = if row < rows.count { exist } else { 0 };
+            let read = if row < rows.count && row >= rows.hidden { exist } else { 0 };
             // Nothing is read where `read` is 0, yet the address stays inside the tensor.
             let from = if read == 0 { rows.address } else { source };
             cp_async_16(target + step * share.row_step * layout.row_bytes(), from, read);
@@ -133,7 +137,7 @@ unsafe fn copy_tile_narrow<const THREADS: u32>(
     while index < layout.rows * chunks {
         let (row, chunk) = (index / chunks, index % chunks);
         let exist = rows.bytes.saturating_sub(chunk * CHUNK_BYTES).min(CHUNK_BYTES);
-        let read = if row < rows.count { exist } else { 0 };
+        let read = if row < rows.count && row >= rows.hidden { exist } else { 0 };
         let offset = row as i64 * rows.stride + (chunk * CHUNK_BYTES) as i64;
         let from = rows.address.wrapping_add(offset as u64);
         let to = shared + layout.chunk_offset(row, chunk);

@@ -115,8 +115,16 @@ pub fn forward<T: Real>(backend: Backend, case: &Case<T>) -> Result<Outcome, Err
             let plan = backend.plan::<T>(&case.attention)?;
             let stream = Stream::from(crate::gpu::copy_stream());
             let mut loaded = Loaded::new(case, true);
+            // Malformed lengths are found on the host alone.
+            let mut from_host = None;
+            if case.has_lengths() {
+                loaded.run_from_host_lengths(&plan, &stream, case)?;
+                from_host = Some(loaded.results(&stream).0.bits());
+                loaded.poison();
+            }
             loaded.run(&plan, &stream)?;
             let (o, lse) = loaded.results(&stream);
+            assert!(from_host.is_none_or(|o_bits| o_bits == o.bits()), "lengths differ by place");
             (o, lse.expect("it was asked for"))
         }
     };

@@ -277,6 +277,31 @@ impl<T: Real> Case<T> {
         [&self.q, &self.k, &self.v, &o].into_iter().all(Owned::is_aligned)
     }
 
+    /// Whether items have lengths of their own.
+    pub fn has_lengths(&self) -> bool {
+        self.key_lengths.is_some() || self.packed.is_some()
+    }
+
+    /// Where each item lies.
+    pub fn items(&self) -> Vec<Item> {
+        let s = self.attention.shape();
+        let item = |batch: usize| match &self.packed {
+            Some(packed) => {
+                let span = |offsets: &[i32], used: &Option<Vec<i32>>| {
+                    let (first, end) = (offsets[batch] as usize, offsets[batch + 1] as usize);
+                    first..used.as_ref().map_or(end, |used| first + used[batch] as usize)
+                };
+                let rows = span(&packed.cu_q, &packed.used_q);
+                Item { batch: 0, rows, keys: span(&packed.cu_k, &packed.used_k) }
+            }
+            None => {
+                let keys = self.key_lengths.as_ref().map_or(s.kv_len, |keys| keys[batch] as usize);
+                Item { batch, rows: 0..s.q_len, keys: 0..keys }
+            }
+        };
+        (0..s.batch).map(item).collect()
+    }
+
     /// The tensors, in host memory.
     pub fn inputs(&self) -> Inputs<'_, T> {
         let mut inputs = Inputs::new(self.q.view(), self.k.view(), self.v.view());
@@ -296,6 +321,17 @@ impl<T: Real> Case<T> {
         });
         inputs
     }
+}
+
+/// Where an item of a call lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    /// Coordinate on the batch axis; 0 where items are packed.
+    pub batch: usize,
+    /// Rows used, on the row axis of q.
+    pub rows: std::ops::Range<usize>,
+    /// Keys used, on the row axis of k.
+    pub keys: std::ops::Range<usize>,
 }
 
 /// Dimensions of a `[B or 1, Hq or 1, Sq or 1, Sk]` tensor.

@@ -1,5 +1,7 @@
 //! A call's tensors on a CUDA device.
 
+mod options;
+
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
@@ -8,6 +10,7 @@ use ferroflash::{
     Saved, Stream, TensorMut, TensorRef,
 };
 
+use self::options::OptionsOnDevice;
 use crate::case::Case;
 use crate::element::Real;
 use crate::memory::{Arrangement, Owned};
@@ -132,6 +135,7 @@ pub struct Loaded<T> {
     v: OnDevice<T>,
     o: OnDevice<T>,
     lse: Option<OnDevice<f32>>,
+    options: OptionsOnDevice,
     /// More than any forward kernel needs; what is in it must not matter.
     _workspace: CudaSlice<u8>,
     workspace_address: u64,
@@ -153,17 +157,19 @@ impl<T: Real> Loaded<T> {
             v: OnDevice::upload(&case.v),
             o: OnDevice::upload(&Owned::poisoned(&case.o_dims, case.results)),
             lse: with_lse.then(lse),
+            options: OptionsOnDevice::upload(case),
             _workspace: workspace,
             workspace_address,
         }
     }
 
-    /// Queues the call on `stream`.
+    /// Queues the call on `stream`, with everything on the device.
     ///
     /// # Errors
     /// The library's.
     pub fn run(&mut self, plan: &Plan<T>, stream: &Stream) -> Result<(), Error> {
-        let inputs = Inputs::new(self.q.view(), self.k.view(), self.v.view());
+        let mut inputs = Inputs::new(self.q.view(), self.k.view(), self.v.view());
+        self.options.give(&mut inputs);
         let lse = self.lse.as_mut().map(OnDevice::view_mut);
         let mut output = Output { o: self.o.view_mut(), lse };
         let address = self.workspace_address as *mut u8;
@@ -171,6 +177,34 @@ impl<T: Real> Loaded<T> {
         let workspace =
             unsafe { TensorMut::from_raw(address, &[WORKSPACE_BYTES], &[1], Place::Cuda(0)) }?;
         plan.run_into(stream, inputs, &mut output, workspace.into())
+    }
+
+    /// Queues the call with its lengths on the host and a workspace of the library's own.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn run_from_host_lengths(
+        &mut self,
+        plan: &Plan<T>,
+        stream: &Stream,
+        case: &Case<T>,
+    ) -> Result<(), Error> {
+        let mut inputs = Inputs::new(self.q.view(), self.k.view(), self.v.view());
+        self.options.give(&mut inputs);
+        let on_host = case.inputs();
+        (inputs.key_lengths, inputs.packed) = (on_host.key_lengths, on_host.packed);
+        let lse = self.lse.as_mut().map(OnDevice::view_mut);
+        plan.run(stream, inputs, &mut Output { o: self.o.view_mut(), lse })
+    }
+
+    /// What [`Plan::validate`] says of the lengths on the device.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn validate(&self, plan: &Plan<T>, stream: &Stream) -> Result<(), Error> {
+        let mut inputs = Inputs::new(self.q.view(), self.k.view(), self.v.view());
+        self.options.give(&mut inputs);
+        plan.validate(stream, &inputs)
     }
 
     /// Poison in every output again.

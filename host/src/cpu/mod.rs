@@ -1,7 +1,6 @@
 //! The CPU backend.
 
 pub mod dense;
-pub(crate) mod lengths;
 pub(crate) mod problem;
 pub(crate) mod rows;
 pub mod tiled;

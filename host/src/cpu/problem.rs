@@ -10,10 +10,11 @@ use std::ops::Range;
 use ferroflash_core::dropout::DropoutMask;
 use ferroflash_core::visibility::Visibility;
 
-use crate::attention::{Attention, Gradients, Inputs, Layout, Output, Packed, Shape};
-use crate::cpu::lengths;
+use crate::attention::{Attention, Gradients, Inputs, Layout, Output, Shape};
 use crate::cpu::rows::{Rows, RowsMut, contiguous_mut};
 use crate::error::{Error, Result};
+use crate::lengths;
+use crate::options::OptionTensors;
 use crate::tensor::TensorRef;
 
 /// One independent sequence of a call.
@@ -81,13 +82,8 @@ impl<'a, T> Problem<'a, T> {
     /// The first thing wrong, by the name of its argument.
     pub(crate) fn new(attention: &Attention, inputs: &Inputs<'a, T>) -> Result<Self> {
         attention.validate()?;
-        let shape = attention.shape;
         let [q_dims, k_dims, v_dims, _] = attention.tensor_dims();
-        let bias = option(&inputs.bias, attention.bias.is_some(), "bias")?;
-        let boolean_mask =
-            option(&inputs.boolean_mask, attention.boolean_mask.is_some(), "boolean_mask")?;
-        let slopes = option(&inputs.alibi_slopes, attention.alibi, "alibi_slopes")?;
-        let sink = option(&inputs.sink, attention.sink, "sink")?;
+        let options = OptionTensors::new(attention, inputs)?;
         Ok(Self {
             attention: *attention,
             scale: attention.scale_factor(),
@@ -97,17 +93,11 @@ impl<'a, T> Problem<'a, T> {
             q: Rows::new(&inputs.q, "q", &q_dims)?,
             k: Rows::new(&inputs.k, "k", &k_dims)?,
             v: Rows::new(&inputs.v, "v", &v_dims)?,
-            bias: bias
-                .zip(attention.bias.map(|axes| axes.dims(&shape)))
-                .map(|(bias, dims)| Rows::new(bias, "bias", &dims))
-                .transpose()?,
-            boolean_mask: boolean_mask
-                .zip(attention.boolean_mask.map(|axes| axes.dims(&shape)))
-                .map(|(mask, dims)| Rows::new(mask, "boolean_mask", &dims))
-                .transpose()?,
-            alibi_slopes: slopes.map(|slopes| slope_rows(slopes, &shape)).transpose()?,
-            sink: sink.map(|sink| Rows::new(sink, "sink", &[shape.q_heads])).transpose()?,
-            items: items(attention, inputs)?,
+            bias: rows(&options.bias, "bias")?,
+            boolean_mask: rows(&options.boolean_mask, "boolean_mask")?,
+            alibi_slopes: rows(&options.alibi_slopes, "alibi_slopes")?,
+            sink: rows(&options.sink, "sink")?,
+            items: items(attention, &options)?,
         })
     }
 
@@ -251,38 +241,17 @@ impl<'a, T: Copy> GradientRows<'a, T> {
     }
 }
 
-/// The tensor of an option: given if and only if it was declared.
-fn option<'t, T>(
-    tensor: &'t Option<T>,
-    declared: bool,
+/// The rows of an option's tensor, if there is one.
+fn rows<'a, V>(
+    tensor: &Option<(&TensorRef<'a, V>, Vec<usize>)>,
     name: &'static str,
-) -> Result<Option<&'t T>> {
-    match (tensor, declared) {
-        (None, true) => Err(Error::Presence {
-            tensor: name,
-            problem: "the call's options declare it, but it was not given",
-        }),
-        (Some(_), false) => Err(Error::Presence {
-            tensor: name,
-            problem: "it was given, but the call's options do not declare it",
-        }),
-        (tensor, _) => Ok(tensor.as_ref()),
-    }
-}
-
-/// `[Hq]`, or `[B, Hq]` if `slopes` has two axes.
-fn slope_rows<'a>(slopes: &TensorRef<'a, f32>, shape: &Shape) -> Result<Rows<'a, f32>> {
-    let needs = [shape.batch, shape.q_heads];
-    Rows::new(slopes, "alibi_slopes", if slopes.dims().len() == 2 { &needs } else { &needs[1..] })
+) -> Result<Option<Rows<'a, V>>> {
+    tensor.as_ref().map(|(tensor, dims)| Rows::new(tensor, name, dims)).transpose()
 }
 
 /// The items of a call, from validated lengths.
-fn items<T>(attention: &Attention, inputs: &Inputs<'_, T>) -> Result<Vec<Item>> {
+fn items(attention: &Attention, options: &OptionTensors<'_, '_>) -> Result<Vec<Item>> {
     let shape = &attention.shape;
-    let key_lengths =
-        option(&inputs.key_lengths, attention.layout == Layout::KeyLengths, "key_lengths")?;
-    let is_packed = matches!(attention.layout, Layout::Packed { .. });
-    let packed = option(&inputs.packed, is_packed, "packed")?;
     let item = |index, batch, q_rows: Range<usize>, kv_rows: Range<usize>| Item {
         index,
         batch,
@@ -290,12 +259,14 @@ fn items<T>(attention: &Attention, inputs: &Inputs<'_, T>) -> Result<Vec<Item>> 
         q_rows,
         kv_rows,
     };
-    if let (Some(packed), Layout::Packed { q_tokens, kv_tokens }) = (packed, attention.layout) {
-        let (q_spans, kv_spans) = packed_spans(shape, packed, q_tokens, kv_tokens)?;
+    if let (Some(packed), Layout::Packed { q_tokens, kv_tokens }) =
+        (options.packed, attention.layout)
+    {
+        let (q_spans, kv_spans) = lengths::packed_spans(shape, packed, q_tokens, kv_tokens)?;
         let spans = q_spans.into_iter().zip(kv_spans).enumerate();
         return Ok(spans.map(|(index, (q, kv))| item(index, 0, q, kv)).collect());
     }
-    let kv_lens = match key_lengths {
+    let kv_lens = match options.key_lengths {
         Some(given) => {
             let given = lengths::on_host(given, "key_lengths", shape.batch)?;
             lengths::within("key_lengths", given, shape.kv_len)?
@@ -320,30 +291,4 @@ fn room_for<T>(items: usize) -> Result<Vec<T>> {
         bytes: items.saturating_mul(size_of::<T>()),
     })?;
     Ok(room)
-}
-
-type Spans = Vec<Range<usize>>;
-
-/// The used rows of each packed item, in q and in k and v.
-fn packed_spans(
-    shape: &Shape,
-    packed: &Packed<'_>,
-    q_tokens: usize,
-    kv_tokens: usize,
-) -> Result<(Spans, Spans)> {
-    let Packed { cu_q, cu_k, used_q, used_k } = packed;
-    let side = |cumulative, name, used: &Option<_>, used_name, tokens, maximum, maximum_name| {
-        let cumulative = lengths::on_host(cumulative, name, shape.batch + 1)?;
-        let mut spans = lengths::spans(name, cumulative, tokens)?;
-        let used = match used {
-            Some(used) => Some((used_name, lengths::on_host(used, used_name, shape.batch)?)),
-            None => None,
-        };
-        lengths::shorten(&mut spans, used, maximum, maximum_name)?;
-        Ok(spans)
-    };
-    Ok((
-        side(cu_q, "cu_q", used_q, "used_q", q_tokens, shape.q_len, "q_len")?,
-        side(cu_k, "cu_k", used_k, "used_k", kv_tokens, shape.kv_len, "kv_len")?,
-    ))
 }

@@ -48,6 +48,7 @@ const SYMBOLS: &[&str] = &[
     "cuModuleUnload",
     "cuStreamCreate",
     "cuStreamDestroy_v2",
+    "cuStreamIsCapturing",
     "cuStreamSynchronize",
     "cuStreamWaitEvent",
     "cuTensorMapEncodeTiled",

@@ -1,7 +1,7 @@
 //! The forward call on a device: from checked tensors to one launch.
 
 use cudarc::driver::sys;
-use ferroflash_core::axes::{Dtype, Family};
+use ferroflash_core::axes::{Dtype, Family, MaskClass};
 use ferroflash_core::params::{DeviceTensor, HopperForwardParams, PortableForwardParams, scales};
 use ferroflash_core::schedule::ForwardSchedule;
 use ferroflash_core::shape::Strides;
@@ -11,8 +11,9 @@ use ferroflash_core::visibility::Visibility;
 
 use super::device::{CudaDevice, Limits};
 use super::kernel::Kernel;
+use super::options::DeviceOptions;
 use super::tensor_map;
-use crate::attention::{Attention, Inputs, Output};
+use crate::attention::{Attention, Inputs, Layout, Output};
 use crate::element::Element;
 use crate::error::Result;
 use crate::tensor::Raw;
@@ -24,6 +25,22 @@ const CACHE_SHARE: (u64, u64) = (3, 5);
 /// head come too far apart. Measured on an H200 at 512 rows, where 32 heads gain 1 to 4 % on 128.
 const MOST_SECTION_HEADS: u32 = 32;
 
+/// Query blocks of a head, and heads: of every item, or of all packed items together (see
+/// `ferroflash_core::items`). `None` where their product is past any number.
+pub(crate) fn query_blocks(attention: &Attention, spec: &KernelSpec) -> Option<(usize, usize)> {
+    let shape = &attention.shape;
+    let (q_blocks, heads) = match attention.layout {
+        Layout::Packed { q_tokens, .. } => {
+            let slots = q_tokens / spec.tile.q_rows as usize + 1;
+            (slots.checked_add(shape.batch)?, shape.q_heads)
+        }
+        Layout::Dense | Layout::KeyLengths => {
+            (spec.tile.q_blocks(shape.q_len), shape.batch.checked_mul(shape.q_heads)?)
+        }
+    };
+    q_blocks.checked_mul(heads).map(|_| (q_blocks, heads))
+}
+
 /// The order in which blocks of `spec` take a call's query blocks on a device.
 pub(crate) fn schedule(
     attention: &Attention,
@@ -31,7 +48,8 @@ pub(crate) fn schedule(
     limits: &Limits,
 ) -> ForwardSchedule {
     let shape = &attention.shape;
-    let batch_heads = (shape.batch * shape.q_heads) as u32;
+    let (q_blocks, heads) = query_blocks(attention, spec).unwrap_or((0, 0));
+    let batch_heads = heads as u32;
     let channels = (shape.head_dim + shape.value_dim) as u64;
     let bytes_per_head =
         shape.kv_len as u64 * channels * spec.dtype.bytes() as u64 / shape.group().max(1) as u64;
@@ -44,7 +62,7 @@ pub(crate) fn schedule(
     let group = (shape.group() as u32).clamp(1, most_heads);
     let section = (fitting / group).max(1) * group;
     ForwardSchedule {
-        q_blocks: spec.tile.q_blocks(shape.q_len) as u32,
+        q_blocks: q_blocks as u32,
         batch_heads,
         section,
         longest_first: u32::from(attention.mask.right.is_some()),
@@ -75,6 +93,8 @@ pub(crate) struct Call<'a> {
     pub(crate) o: &'a Raw,
     /// Address of lse, or 0.
     pub(crate) lse: u64,
+    /// The options, where the kernel takes any.
+    pub(crate) options: DeviceOptions,
     /// Address of the workspace, as large as [`workspace_bytes`] says.
     pub(crate) workspace: u64,
 }
@@ -103,6 +123,7 @@ impl<'a> Call<'a> {
             k: &inputs.k.raw,
             v: &inputs.v.raw,
             o: &output.o.raw,
+            options: DeviceOptions::new(inputs),
             lse: output.lse.as_ref().map_or(0, |lse| lse.raw.address as u64),
         }
     }
@@ -157,9 +178,20 @@ impl<'a> Call<'a> {
             scale_log2,
             query_sign,
         };
-        // SAFETY: these are the parameters of a portable forward kernel; the rest is the caller's
-        // promise. The planner checked that the blocks fit the grid.
-        unsafe { kernel.launch(device, stream, schedule.blocks() as u32, &params) }
+        let blocks = schedule.blocks() as u32;
+        // SAFETY: these are the parameters of a portable forward kernel of the mask class; the rest
+        // is the caller's promise. The planner checked that the blocks fit the grid.
+        unsafe {
+            match kernel.spec.mask {
+                MaskClass::Full | MaskClass::Causal => {
+                    kernel.launch(device, stream, blocks, &params)
+                }
+                MaskClass::Masked | MaskClass::General => {
+                    let params = self.options.params(self.attention, params);
+                    kernel.launch(device, stream, blocks, &params)
+                }
+            }
+        }
     }
 
     /// Launches `kernel`, of the hopper family, with the plans that [`Self::tensor_maps`] made.
@@ -216,13 +248,18 @@ pub(crate) fn grid(spec: &KernelSpec, schedule: &ForwardSchedule, limits: &Limit
     }
 }
 
-/// Strides of a `[batch, row, head, channel]` tensor; 0 along an axis of one element.
+/// Strides of a `[batch, row, head, channel]` tensor, or of a packed `[row, head, channel]` one; 0
+/// along an axis of one element.
 pub(super) fn strides(raw: &Raw) -> Strides {
     let stride = |axis: usize| if raw.dims()[axis] > 1 { raw.strides()[axis] } else { 0 };
-    Strides { batch: stride(0), row: stride(1), head: stride(2) }
+    match raw.dims().len() {
+        3 => Strides { batch: 0, row: stride(0), head: stride(1) },
+        _ => Strides { batch: stride(0), row: stride(1), head: stride(2) },
+    }
 }
 
-/// A `[batch, row, head, channel]` tensor of `size`-byte elements as kernels take it.
+/// A `[batch, row, head, channel]` or `[row, head, channel]` tensor of `size`-byte elements as
+/// kernels take it.
 pub(super) fn device_tensor(raw: &Raw, size: usize) -> DeviceTensor {
     let strides = strides(raw);
     let aligned = [strides.batch, strides.row, strides.head]
@@ -233,7 +270,7 @@ pub(super) fn device_tensor(raw: &Raw, size: usize) -> DeviceTensor {
     DeviceTensor {
         address: raw.address as u64,
         strides,
-        channels: raw.dims()[3] as u32,
+        channels: raw.dims()[raw.dims().len() - 1] as u32,
         access_bytes: 1 << aligned.trailing_zeros().min(4),
     }
 }

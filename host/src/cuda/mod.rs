@@ -9,5 +9,6 @@ pub(crate) mod device;
 pub(crate) mod driver;
 pub(crate) mod forward;
 pub(crate) mod kernel;
+pub(crate) mod options;
 pub(crate) mod scratch;
 pub(crate) mod tensor_map;

@@ -6,6 +6,7 @@ use super::{Plan, WORKSPACE_ALIGNMENT, Workspace};
 use crate::attention::{Gradients, Inputs, Output, Saved};
 use crate::element::Element;
 use crate::error::{Error, Result};
+use crate::options::OptionTensors;
 use crate::tensor::{Raw, TensorRef};
 
 impl<T: Element> Plan<T> {
@@ -65,21 +66,10 @@ impl<T: Element> Plan<T> {
         self.check("q", &inputs.q.raw, &q, size_of::<T>(), stream)?;
         self.check("k", &inputs.k.raw, &k, size_of::<T>(), stream)?;
         self.check("v", &inputs.v.raw, &v, size_of::<T>(), stream)?;
-        let undeclared = [
-            ("bias", inputs.bias.is_some()),
-            ("boolean_mask", inputs.boolean_mask.is_some()),
-            ("alibi_slopes", inputs.alibi_slopes.is_some()),
-            ("sink", inputs.sink.is_some()),
-            ("key_lengths", inputs.key_lengths.is_some()),
-            ("packed", inputs.packed.is_some()),
-        ];
-        match undeclared.into_iter().find(|(_, given)| *given) {
-            None => Ok(()),
-            Some((tensor, _)) => Err(Error::Presence {
-                tensor,
-                problem: "was given, but the plan's attention does not declare it",
-            }),
-        }
+        let given = OptionTensors::new(&self.attention, inputs)?;
+        given.check_on_device(&self.attention, self.place, |name, raw, dims, element_bytes| {
+            self.check(name, raw, dims, element_bytes, stream)
+        })
     }
 
     /// lse or its gradient.
@@ -134,7 +124,7 @@ impl<T: Element> Plan<T> {
         Ok(raw.address as u64)
     }
 
-    fn check(
+    pub(super) fn check(
         &self,
         tensor: &'static str,
         raw: &Raw,

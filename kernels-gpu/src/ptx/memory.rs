@@ -41,6 +41,18 @@ pub unsafe fn load_global_f32(address: u64) -> f32 {
     value
 }
 
+/// `ld.global.nc.u32` (PTX ISA, "ld.global.nc"): four bytes that no one writes during the kernel.
+///
+/// # Safety
+/// `address` is aligned to 4 and readable.
+#[inline(always)]
+pub unsafe fn load_global_u32(address: u64) -> u32 {
+    let value: u32;
+    ptx_asm!("ld.global.nc.u32 {0}, [{1}];", out(reg32) value, in(reg64) address,
+        options(nostack, readonly));
+    value
+}
+
 /// `ld.global.nc.v4.u32` (PTX ISA, "ld.global.nc"): 16 bytes that no one writes during the kernel.
 ///
 /// # Safety
@@ -51,6 +63,54 @@ pub unsafe fn load_global_v4(address: u64) -> [u32; 4] {
     ptx_asm!("ld.global.nc.v4.u32 {{{0}, {1}, {2}, {3}}}, [{4}];", out(reg32) a, out(reg32) b,
         out(reg32) c, out(reg32) d, in(reg64) address, options(nostack, readonly));
     [a, b, c, d]
+}
+
+/// Two neighbouring f32 that no one writes during the kernel, the first `available` of them from
+/// memory and the rest zero: predicated `ld.global.nc.f32` (PTX ISA, "ld.global.nc"), without a
+/// branch, so that many may be under way at once.
+///
+/// # Safety
+/// `address` is aligned to 4, and the first `available` of the two are readable.
+#[inline(always)]
+pub unsafe fn load_global_pair_f32(address: u64, available: u32) -> [f32; 2] {
+    let (first, second): (f32, f32);
+    ptx_asm!(
+        "{{",
+        ".reg .pred one, two;",
+        "setp.gt.u32 one, {3}, 0;",
+        "setp.gt.u32 two, {3}, 1;",
+        "mov.f32 {0}, 0f00000000;",
+        "mov.f32 {1}, 0f00000000;",
+        "@one ld.global.nc.f32 {0}, [{2}];",
+        "@two ld.global.nc.f32 {1}, [{2} + 4];",
+        "}}",
+        out(reg32) first, out(reg32) second, in(reg64) address, in(reg32) available,
+        options(nostack, readonly)
+    );
+    [first, second]
+}
+
+/// Two neighbouring bytes; as [`load_global_pair_f32`], with `ld.global.nc.u8`.
+///
+/// # Safety
+/// The first `available` of the two are readable.
+#[inline(always)]
+pub unsafe fn load_global_pair_u8(address: u64, available: u32) -> [u32; 2] {
+    let (first, second): (u32, u32);
+    ptx_asm!(
+        "{{",
+        ".reg .pred one, two;",
+        "setp.gt.u32 one, {3}, 0;",
+        "setp.gt.u32 two, {3}, 1;",
+        "mov.u32 {0}, 0;",
+        "mov.u32 {1}, 0;",
+        "@one ld.global.nc.u8 {0}, [{2}];",
+        "@two ld.global.nc.u8 {1}, [{2} + 1];",
+        "}}",
+        out(reg32) first, out(reg32) second, in(reg64) address, in(reg32) available,
+        options(nostack, readonly)
+    );
+    [first, second]
 }
 
 /// `st.global.u16` (PTX ISA, "st").

@@ -10,6 +10,8 @@ unsafe extern "unadjusted" {
     fn shfl_sync_idx_i32(mask: u32, value: u32, lane: u32, clamp: u32) -> u32;
     #[link_name = "llvm.nvvm.vote.any.sync"]
     fn vote_any_sync(mask: u32, condition: bool) -> bool;
+    #[link_name = "llvm.nvvm.vote.ballot.sync"]
+    fn vote_ballot_sync(mask: u32, condition: bool) -> u32;
 }
 
 /// `shfl.sync.bfly.b32` (PTX ISA, "shfl.sync"): the value of the lane whose number differs in
@@ -46,6 +48,18 @@ pub unsafe fn uniform(value: u32) -> u32 {
 pub unsafe fn any(condition: bool) -> bool {
     #[cfg(target_arch = "nvptx64")]
     return vote_any_sync(u32::MAX, condition);
+    #[cfg(not(target_arch = "nvptx64"))]
+    super::not_on_host()
+}
+
+/// `vote.sync.ballot.b32` (PTX ISA, "vote.sync"): bit i is lane i's condition.
+///
+/// # Safety
+/// All 32 lanes reach the same call.
+#[inline(always)]
+pub unsafe fn ballot(condition: bool) -> u32 {
+    #[cfg(target_arch = "nvptx64")]
+    return vote_ballot_sync(u32::MAX, condition);
     #[cfg(not(target_arch = "nvptx64"))]
     super::not_on_host()
 }

@@ -13,7 +13,7 @@ use cudarc::driver::{CudaSlice, DevicePtr};
 use ferroflash::cpu::dense::{self, Precision};
 use ferroflash::{
     Align, Attention, Buffer, Direction, Dtype, Element, Form, Gradients, Inputs, KernelSpec, Mask,
-    MaskClass, Output, Place, Plan, Saved, Shape, Stream, TensorMut, TensorRef, contiguous_strides,
+    MaskClass, Output, Place, Saved, Shape, Stream, TensorMut, TensorRef, contiguous_strides,
 };
 use ferroflash_tests::bound::{Measured, result_error};
 use ferroflash_tests::case::shape;
@@ -28,9 +28,9 @@ use serde_json::{Map, json};
 use crate::{kernels_and_forms, trial};
 
 /// Tokens of a call.
-const TOKENS: usize = 16_384;
+pub(crate) const TOKENS: usize = 16_384;
 /// Channels of all heads of a token, or just under.
-const CHANNELS: usize = 2_048;
+pub(crate) const CHANNELS: usize = 2_048;
 /// Rows of one head that are checked.
 const CHECKED_ROWS: usize = 8;
 const SAMPLES: usize = 20;
@@ -41,6 +41,10 @@ const GROUP_MS: f32 = 2.0;
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for (spec, form, is_possible) in kernels_and_forms(Direction::Forward) {
+        if spec.mask > MaskClass::Causal {
+            // What their options cost is timed by `bench_options`.
+            continue;
+        }
         for len in [1024, 4096, 16_384] {
             let name = format!("bench/{}/{form}/s{len}", spec.name);
             trials.push(trial(name, is_possible, move || match spec.dtype {
@@ -64,7 +68,7 @@ pub(crate) fn trials() -> Vec<Trial> {
 }
 
 /// Random q, k and v, wide enough for every kernel, on the host and on the device.
-struct Pool<T> {
+pub(crate) struct Pool<T> {
     host: [Vec<T>; 3],
     device: [CudaSlice<T>; 3],
 }
@@ -86,7 +90,7 @@ impl<T: Real> Pool<T> {
 }
 
 /// An element type's pool, made once.
-trait Pooled: Real {
+pub(crate) trait Pooled: Real {
     fn pool() -> &'static Pool<Self>;
 }
 
@@ -117,10 +121,18 @@ fn time<T: Pooled>(spec: &'static KernelSpec, form: Form, len: usize) {
     let plan = plan.expect("it is eligible");
     let queue = copy_stream();
     let o_elements = sizes.o_dims().iter().product();
-    let mut o = queue.clone_htod(&vec![T::POISON; o_elements]).expect("memory");
+    let o = queue.clone_htod(&vec![T::POISON; o_elements]).expect("memory");
     queue.synchronize().expect("a copy");
 
-    let milliseconds = samples(&plan, &sizes, &mut o);
+    let stream = Stream::from(queue.clone());
+    let (o_dims, o_strides) = (sizes.o_dims(), contiguous_strides(&sizes.o_dims()));
+    let milliseconds = samples(|| {
+        let address = o.device_ptr(&queue).0 as *mut T;
+        // SAFETY: `o` has this many elements and outlives every launch.
+        let o = unsafe { TensorMut::from_raw(address, &o_dims, &o_strides, Place::Cuda(0)) };
+        let mut output = Output { o: o.expect("four axes"), lse: None };
+        plan.run(&stream, inputs(&sizes), &mut output).expect("a launch");
+    });
     let had = queue.clone_dtoh(&o).expect("a copy");
     queue.synchronize().expect("a copy");
     let error = check_last_rows(&sizes, &had, sizes.value_dim, |rows, precision| {
@@ -163,37 +175,21 @@ fn report(
 }
 
 /// A tensor of the pool.
-fn read<'p, T: Pooled>(tensor: usize, dims: &[usize]) -> TensorRef<'p, T> {
+pub(crate) fn read<T: Pooled>(tensor: usize, dims: &[usize]) -> TensorRef<'static, T> {
     let address = T::pool().device[tensor].device_ptr(&copy_stream()).0;
     let strides = contiguous_strides(dims);
     // SAFETY: the pool is larger than any call's tensor and is never freed.
     let view = unsafe { TensorRef::from_raw(address as *const T, dims, &strides, Place::Cuda(0)) };
-    view.expect("four axes")
+    view.expect("at most four axes")
 }
 
 /// q, k and v.
-fn inputs<'p, T: Pooled>(sizes: &Shape) -> Inputs<'p, T> {
+fn inputs<T: Pooled>(sizes: &Shape) -> Inputs<'static, T> {
     Inputs::new(read(0, &sizes.q_dims()), read(1, &sizes.k_dims()), read(2, &sizes.v_dims()))
 }
 
-/// Milliseconds of one launch of a forward kernel, once a sample.
-fn samples<T: Pooled>(plan: &Plan<T>, sizes: &Shape, o: &mut CudaSlice<T>) -> Vec<f32> {
-    let queue = copy_stream();
-    let stream = Stream::from(queue.clone());
-    let o_dims = sizes.o_dims();
-    let o_address = o.device_ptr(&queue).0;
-    timed(|| {
-        let strides = contiguous_strides(&o_dims);
-        // SAFETY: `o` has this many elements and is borrowed until the queue is waited for.
-        let o =
-            unsafe { TensorMut::from_raw(o_address as *mut T, &o_dims, &strides, Place::Cuda(0)) };
-        let mut output = Output { o: o.expect("four axes"), lse: None };
-        plan.run(&stream, inputs(sizes), &mut output).expect("a launch");
-    })
-}
-
-/// Milliseconds of one `launch`, once a sample.
-fn timed(mut launch: impl FnMut()) -> Vec<f32> {
+/// Milliseconds of one launch on the copy stream, once a sample.
+pub(crate) fn samples(mut launch: impl FnMut()) -> Vec<f32> {
     let queue = copy_stream();
     let context = device().expect("a device").context().expect("CUDA").clone();
     let event = || context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).expect("an event");
@@ -236,7 +232,7 @@ fn time_backward<T: Pooled>(spec: &'static KernelSpec, form: Form, len: usize, i
     plan.run(&stream, inputs(&sizes), &mut output).expect("a forward pass");
     drop(output);
 
-    let milliseconds = timed(|| {
+    let milliseconds = samples(|| {
         let saved = Saved {
             inputs: inputs(&sizes),
             o: o.tensor(&stream, &sizes.o_dims()).expect("o"),
@@ -266,7 +262,7 @@ fn time_backward<T: Pooled>(spec: &'static KernelSpec, form: Form, len: usize, i
     error.assert_holds("dq of the last rows");
 }
 
-fn median(samples: &[f32]) -> f32 {
+pub(crate) fn median(samples: &[f32]) -> f32 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f32::total_cmp);
     sorted[sorted.len() / 2]

@@ -9,7 +9,11 @@ mod backward;
 mod backward_behaviour;
 mod behaviour;
 mod bench;
+mod bench_options;
 mod kernels;
+mod lengths;
+mod options;
+mod random;
 mod workloads;
 
 use ferroflash::{Direction, Form, KERNELS, KernelSpec};
@@ -22,11 +26,17 @@ fn main() {
     let trials = if is_bench {
         // Timings are of one kernel at a time.
         arguments.test_threads = Some(1);
-        bench::trials()
+        bench::trials().into_iter().chain(bench_options::trials()).collect()
     } else {
-        let trials = kernels::trials().into_iter().chain(backward::trials());
-        let behaviours = behaviour::trials().into_iter().chain(backward_behaviour::trials());
-        trials.chain(behaviours).collect()
+        let trials = [
+            kernels::trials(),
+            backward::trials(),
+            behaviour::trials(),
+            backward_behaviour::trials(),
+            lengths::trials(),
+            random::trials(),
+        ];
+        trials.into_iter().flatten().collect()
     };
     libtest_mimic::run(&arguments, trials).exit();
 }

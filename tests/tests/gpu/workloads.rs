@@ -10,6 +10,8 @@ use ferroflash_tests::gpu::Wanted;
 use ferroflash_tests::memory::Arrangement;
 use serde_json::{Value, json};
 
+use crate::options::Options;
+
 /// What q, k and v hold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Fill {
@@ -34,6 +36,8 @@ pub(crate) struct Workload {
     pub(crate) scale: Option<f32>,
     /// Contents.
     pub(crate) fill: Fill,
+    /// What masked and general kernels are given beside.
+    pub(crate) options: Options,
     /// Arrangements of q, k, v and o.
     pub(crate) arranged: [Arrangement; 4],
     /// Whether lse is asked for.
@@ -70,13 +74,14 @@ impl Backward {
 }
 
 impl Workload {
-    fn new(name: &str, shape: Shape, mask: MaskClass) -> Self {
+    pub(crate) fn new(name: &str, shape: Shape, mask: MaskClass) -> Self {
         let workload = Self {
             name: name.to_owned(),
             shape,
             sight: Sight::BOTTOM_RIGHT,
             scale: None,
             fill: Fill::Normal(1.0),
+            options: Options::default(),
             arranged: [Arrangement::CONTIGUOUS; 4],
             with_lse: true,
             backward: Backward::PLAIN,
@@ -88,7 +93,7 @@ impl Workload {
         }
     }
 
-    fn masked(self, align: Align, right: usize) -> Self {
+    pub(crate) fn masked(self, align: Align, right: usize) -> Self {
         Self { sight: Sight { align, left: None, right: Some(right) }, ..self }
     }
 
@@ -96,24 +101,31 @@ impl Workload {
         Self { arranged: [arrangement; 4], ..self }
     }
 
-    /// The call with its tensors; keys that no row sees are NaN.
+    /// The call with its tensors; keys that no row sees and rows that are not used are NaN.
     pub(crate) fn case<T: Real>(&self) -> Case<T> {
         let deviation = match self.fill {
             Fill::Normal(deviation) => deviation,
             Fill::FarBelow | Fill::FarBelowOdd => 1.0,
         };
-        let mut case = Case::<T>::new(self.shape, self.sight, self.seed, deviation);
+        let s = &self.shape;
+        let mut case = match &self.options.packed {
+            None => Case::<T>::new(self.shape, self.sight, self.seed, deviation),
+            Some(packed) => {
+                let (heads, dims) = ((s.q_heads, s.kv_heads), (s.head_dim, s.value_dim));
+                Case::packed(heads, dims, packed.clone(), self.sight, self.seed, deviation)
+            }
+        };
         if let Some(scale) = self.scale {
             case = case.with_scale(scale);
         }
         if !matches!(self.fill, Fill::Normal(_)) {
-            let dim = self.shape.head_dim;
+            let dim = s.head_dim;
             let is_odd = |index| self.fill == Fill::FarBelowOdd && index % dim == dim - 1;
             case.q.set(|index, _| if is_odd(index) { 63.0 } else { 64.0 });
             case.k.set(|index, _| if is_odd(index) { -65.0 } else { -64.0 });
             case.v.set(|_, _| 1.0);
         }
-        let mut case = case.arranged(self.arranged);
+        let mut case = self.options.given_to(case.arranged(self.arranged), self.seed);
         let backward = self.backward;
         if backward.with_d_lse {
             case = case.with_d_lse(self.seed + 1);
@@ -127,15 +139,33 @@ impl Workload {
         if backward.deterministic {
             case.attention = case.attention.deterministic();
         }
-        let (rows, keys) = (self.shape.q_len, self.shape.kv_len);
-        let is_seen = |key: usize| (0..rows).any(|row| self.sight.sees(row, key, rows, keys));
-        for key in (0..keys).filter(|key| !is_seen(*key)) {
-            for item in 0..self.shape.batch {
-                case.k.set_rows(item, key..key + 1, f32::NAN);
-                case.v.set_rows(item, key..key + 1, f32::NAN);
+        self.hide_what_is_unseen(&mut case);
+        case
+    }
+
+    fn hide_what_is_unseen<T: Real>(&self, case: &mut Case<T>) {
+        let rank = case.k.dims().len();
+        let (rows, keys) = (case.q.dims()[rank - 3], case.k.dims()[rank - 3]);
+        let batch = if rank == 4 { case.k.dims()[0] } else { 1 };
+        let mut is_used = vec![vec![false; rows]; batch];
+        let mut is_seen = vec![vec![false; keys]; batch];
+        for item in case.items() {
+            let (q_len, kv_len) = (item.rows.len(), item.keys.len());
+            is_used[item.batch][item.rows.clone()].fill(true);
+            for key in 0..kv_len {
+                is_seen[item.batch][item.keys.start + key] =
+                    (0..q_len).any(|row| self.sight.sees(row, key, q_len, kv_len));
             }
         }
-        case
+        for batch in 0..batch {
+            for row in (0..rows).filter(|row| !is_used[batch][*row]) {
+                case.q.set_rows(batch, row..row + 1, f32::NAN);
+            }
+            for key in (0..keys).filter(|key| !is_seen[batch][*key]) {
+                case.k.set_rows(batch, key..key + 1, f32::NAN);
+                case.v.set_rows(batch, key..key + 1, f32::NAN);
+            }
+        }
     }
 
     /// For the record.
@@ -145,12 +175,17 @@ impl Workload {
             None => "full".to_owned(),
             Some(right) => format!("{:?}, right {right}", self.sight.align),
         };
+        let mask = match self.sight.left {
+            None => mask,
+            Some(left) => format!("{:?}, left {left}, {mask}", self.sight.align),
+        };
         json!({
             "name": self.name,
             "batch": s.batch, "q_heads": s.q_heads, "kv_heads": s.kv_heads,
             "q_len": s.q_len, "kv_len": s.kv_len,
             "head_dim": s.head_dim, "value_dim": s.value_dim,
-            "mask": mask, "fill": format!("{:?}", self.fill), "seed": self.seed,
+            "mask": mask, "options": self.options.describe(),
+            "fill": format!("{:?}", self.fill), "seed": self.seed,
             "deterministic": self.backward.deterministic,
         })
     }
@@ -165,6 +200,7 @@ pub(crate) fn workloads(spec: &KernelSpec) -> Vec<Workload> {
     if spec.mask != MaskClass::Full {
         all.extend(diagonals(spec));
     }
+    all.extend(crate::options::workloads(spec));
     all
 }
 
@@ -218,7 +254,7 @@ pub(crate) fn backward_workloads(spec: &KernelSpec) -> Vec<Workload> {
 }
 
 /// The compiled (D, Dv) and (query rows, keys) of a tile.
-fn tile(spec: &KernelSpec) -> ((usize, usize), (usize, usize)) {
+pub(crate) fn tile(spec: &KernelSpec) -> ((usize, usize), (usize, usize)) {
     let t = &spec.tile;
     ((t.head_dim as usize, t.value_dim as usize), (t.q_rows as usize, t.kv_columns as usize))
 }

@@ -83,12 +83,17 @@ fn m9() -> Case<bf16> {
     Case::packed((2, 1), (64, 64), lengths(&M9, &M9), Sight::BOTTOM_RIGHT, 13, 1.0)
 }
 
-/// Item `item` of [`m9`] as a call of its own.
-fn m9_item(whole: &Case<bf16>, item: usize) -> Case<bf16> {
+/// Item `item` of [`m9`] as a call of its own, on a GPU packed as well: the same kernel.
+fn m9_item(whole: &Case<bf16>, item: usize, is_packed: bool) -> Case<bf16> {
     let (first, end) = (M9[item] as usize, M9[item + 1] as usize);
     let len = end - first;
-    let mut case =
-        Case::<bf16>::new(shape(1, (2, 1), (len, len), (64, 64)), Sight::BOTTOM_RIGHT, 13, 1.0);
+    let sight = Sight::BOTTOM_RIGHT;
+    let mut case = if is_packed {
+        let offsets = [0, len as i32];
+        Case::packed((2, 1), (64, 64), lengths(&offsets, &offsets), sight, 13, 1.0)
+    } else {
+        Case::new(shape(1, (2, 1), (len, len), (64, 64)), sight, 13, 1.0)
+    };
     let parts: [(&mut Owned<bf16>, &Owned<bf16>); 4] = [
         (&mut case.q, &whole.q),
         (&mut case.k, &whole.k),
@@ -105,9 +110,12 @@ fn m9_item(whole: &Case<bf16>, item: usize) -> Case<bf16> {
 pub(crate) fn m9_forward(probe: &Probe) {
     let case = m9();
     let Some(had) = probe.forward(&case) else { return };
+    let is_packed = probe.backend.is_gpu();
     for item in 0..3 {
         let (first, end) = (M9[item] as usize, M9[item + 1] as usize);
-        let Some(own) = probe.forward_uncompared(&m9_item(&case, item)) else { continue };
+        let Some(own) = probe.forward_uncompared(&m9_item(&case, item, is_packed)) else {
+            continue;
+        };
         assert_eq!(had.o[first * 128..end * 128], own.o, "o of item {item}");
         let lse = [0, 1].map(|head| &had.lse[head * 2048 + first..head * 2048 + end]);
         assert_eq!(lse.concat(), own.lse, "lse of item {item}");
@@ -117,9 +125,12 @@ pub(crate) fn m9_forward(probe: &Probe) {
 pub(crate) fn m9_backward(probe: &Probe) {
     let case = m9();
     let Some(had) = probe.backward(&case) else { return };
+    let is_packed = probe.backend.is_gpu();
     for item in 0..3 {
         let (first, end) = (M9[item] as usize, M9[item + 1] as usize);
-        let Some(own) = probe.backward_uncompared(&m9_item(&case, item)) else { continue };
+        let Some(own) = probe.backward_uncompared(&m9_item(&case, item, is_packed)) else {
+            continue;
+        };
         assert_eq!(had.dq[first * 128..end * 128], own.dq, "dq of item {item}");
         assert_eq!(had.dk[first * 64..end * 64], own.dk, "dk of item {item}");
         assert_eq!(had.dv[first * 64..end * 64], own.dv, "dv of item {item}");

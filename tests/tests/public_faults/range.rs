@@ -165,7 +165,7 @@ pub(crate) fn r4_bf16_backward(probe: &Probe) {
 }
 
 /// Scores of ±1000 to ±10000 under a softcap of 50.
-fn r5_saturated() -> Case<f32> {
+fn r5_saturated<T: Real>() -> Case<T> {
     let mut case = Case::new(shape(1, (1, 1), (8, 5), (1, 64)), Sight::FULL, 27, 1.0);
     let rows = [1.0, -1.0, 2.0, -2.0, 5.0, -5.0, 10.0, -10.0];
     case.q.set(|index, _| rows[index]);
@@ -173,30 +173,38 @@ fn r5_saturated() -> Case<f32> {
     case.with_scale(1.0).with_softcap(50.0)
 }
 
-fn r5_random() -> Case<f32> {
+fn r5_random<T: Real>() -> Case<T> {
     let case = Case::new(shape(2, (2, 1), (70, 90), (64, 64)), Sight::BOTTOM_RIGHT, 28, 10.0);
     case.with_softcap(50.0)
 }
 
-pub(crate) fn r5_forward(probe: &Probe) {
-    if let Some(had) = probe.forward(&r5_saturated()) {
+fn r5<T: Real>(probe: &Probe) {
+    if let Some(had) = probe.forward(&r5_saturated::<T>()) {
         let lse: Vec<f64> =
             (0..8).map(|row| if row % 2 == 0 { 50.0 } else { -50.0 } + 5_f64.ln()).collect();
         assert_close(&had.lse, &lse, 1e-5, "every score is ±50");
     }
-    if let Some(had) = probe.forward(&r5_random()) {
+    if let Some(had) = probe.forward(&r5_random::<T>()) {
         let most = 50.0 + 90_f64.ln() + 1e-4;
         assert!(had.lse.iter().all(|lse| lse.abs() <= most));
     }
 }
 
+pub(crate) fn r5_forward(probe: &Probe) {
+    r5::<f32>(probe);
+}
+
+pub(crate) fn r5_bf16_forward(probe: &Probe) {
+    r5::<bf16>(probe);
+}
+
 pub(crate) fn r5_backward(probe: &Probe) {
-    if let Some(had) = probe.backward(&r5_saturated()) {
+    if let Some(had) = probe.backward(&r5_saturated::<f32>()) {
         assert_zero(&had.dq, "dq");
         assert_zero(&had.dk, "dk");
         assert_finite(&had.dv, "dv");
     }
-    if let Some(had) = probe.backward(&r5_random()) {
+    if let Some(had) = probe.backward(&r5_random::<f32>()) {
         assert_finite_gradients(&had);
     }
 }

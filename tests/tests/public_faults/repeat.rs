@@ -127,7 +127,7 @@ pub(crate) fn d3_backward(probe: &Probe) {
 const SIZE: usize = 64;
 
 /// q, k and v so that o is the dropped P: V = I, and dO = I.
-fn d4(probability: f32, offset: u64) -> Case<f32> {
+fn d4<T: Real>(probability: f32, offset: u64) -> Case<T> {
     let mut case = Case::new(shape(1, (1, 1), (SIZE, SIZE), (SIZE, SIZE)), Sight::FULL, 76, 0.5);
     let identity = |index: usize, _: f32| if index / SIZE == index % SIZE { 1.0 } else { 0.0 };
     case.v.set(identity);
@@ -135,20 +135,28 @@ fn d4(probability: f32, offset: u64) -> Case<f32> {
     case.with_dropout(Dropout { probability, seed: 77, offset })
 }
 
-pub(crate) fn d4_forward(probe: &Probe) {
-    let Some(had) = probe.forward(&d4(0.5, 0)) else { return };
-    assert_eq!(probe.forward(&d4(0.5, 0)).as_ref(), Some(&had), "the same seed and offset");
-    let Some(other) = probe.forward(&d4(0.5, 1)) else { return };
+fn d4_of<T: Real>(probe: &Probe) {
+    let Some(had) = probe.forward(&d4::<T>(0.5, 0)) else { return };
+    assert_eq!(probe.forward(&d4::<T>(0.5, 0)).as_ref(), Some(&had), "the same seed and offset");
+    let Some(other) = probe.forward(&d4::<T>(0.5, 1)) else { return };
     assert_ne!(had.o, other.o, "another offset");
     assert_eq!(had.lse, other.lse, "lse is of the row before dropout");
     let dropped = had.o.iter().filter(|p| **p == 0.0).count();
     assert!((SIZE * SIZE * 2 / 5..SIZE * SIZE * 3 / 5).contains(&dropped), "{dropped} dropped");
-    let Some(nothing) = probe.forward(&d4(1.0, 0)) else { return };
+    let Some(nothing) = probe.forward(&d4::<T>(1.0, 0)) else { return };
     assert_zero(&nothing.o, "o where everything is dropped");
 }
 
+pub(crate) fn d4_forward(probe: &Probe) {
+    d4_of::<f32>(probe);
+}
+
+pub(crate) fn d4_bf16_forward(probe: &Probe) {
+    d4_of::<bf16>(probe);
+}
+
 pub(crate) fn d4_backward(probe: &Probe) {
-    let case = d4(0.5, 0);
+    let case = d4::<f32>(0.5, 0);
     let Some(had) = probe.backward(&case) else { return };
     let Some(dropped) = probe.forward(&case) else { return };
     let transposed: Vec<f64> =
@@ -161,7 +169,7 @@ pub(crate) fn d4_backward(probe: &Probe) {
             assert_close(&grads.dv, &had.dv, 1e-6, "the mask does not depend on tiles");
         }
     }
-    let Some(nothing) = probe.backward(&d4(1.0, 0)) else { return };
+    let Some(nothing) = probe.backward(&d4::<f32>(1.0, 0)) else { return };
     for gradient in [&nothing.dq, &nothing.dk, &nothing.dv] {
         assert_zero(gradient, "a gradient where everything is dropped");
     }

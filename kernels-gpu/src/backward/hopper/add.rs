@@ -180,7 +180,7 @@ unsafe fn earlier_additions<T: HopperBackwardTiling, M: MaskKind>(
     let key_block = divide(work.first_key(), T::SHAPE.kv_columns);
     let earlier = match M::CLASS {
         MaskClass::Full => key_block,
-        MaskClass::Causal => {
+        _ => {
             let visible = &block.params.visibility;
             let last_row = ((tile + 1) * T::SHAPE.q_rows).min(visible.q_len) - 1;
             (visible.keys_end(last_row) - 1) / T::SHAPE.kv_columns - key_block

@@ -68,7 +68,7 @@ where
         let visible = &self.block.params.visibility;
         let keys_end = match M::CLASS {
             MaskClass::Full => visible.kv_len,
-            MaskClass::Causal => visible.keys_end(place.tile * T::SHAPE.q_rows),
+            _ => visible.keys_end(place.tile * T::SHAPE.q_rows),
         };
         keys_end < work.first_key() + T::SHAPE.kv_columns
     }
@@ -90,9 +90,7 @@ where
             } else {
                 match M::CLASS {
                     MaskClass::Full => 0,
-                    MaskClass::Causal => {
-                        key as i32 - visible.offset - visible.right - own_row as i32
-                    }
+                    _ => key as i32 - visible.offset - visible.right - own_row as i32,
                 }
             };
             let mut group = 0;

@@ -97,7 +97,7 @@ impl Work {
         let rows = match M::CLASS {
             MaskClass::Full if first_key < visible.kv_len => 0..visible.q_len,
             MaskClass::Full => 0..0,
-            MaskClass::Causal => visible.rows_of_any(&(first_key..first_key + tile.kv_columns)),
+            _ => visible.rows_of_any(&(first_key..first_key + tile.kv_columns)),
         };
         let kv_head = work.batch_head - batch * params.kv_heads;
         let heads = if rows.start < rows.end { params.group } else { 0 };

@@ -77,7 +77,7 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
             let keys_end = match M::CLASS {
                 _ if row >= visible.q_len => 0,
                 MaskClass::Full => visible.kv_len as i32,
-                MaskClass::Causal => diagonal_end.min(visible.kv_len as i32),
+                _ => diagonal_end.min(visible.kv_len as i32),
             };
             let mut half = 0;
             while half < Self::ROW_TILES * 2 {
@@ -198,7 +198,7 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
             let full_end = match M::CLASS {
                 _ if first_row + tile.q_rows > visible.q_len => 0,
                 MaskClass::Full => visible.kv_len,
-                MaskClass::Causal => visible.keys_end(first_row),
+                _ => visible.keys_end(first_row),
             };
             if first_key + plan.row_tiles * 16 > full_end {
                 let row = first_row + first_query + query + lane % 4 * 2;

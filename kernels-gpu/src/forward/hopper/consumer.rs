@@ -145,7 +145,7 @@ where
         let keys = T::SHAPE.kv_columns;
         let full_keys_end = match M::CLASS {
             MaskClass::Full => visible.kv_len,
-            MaskClass::Causal => visible.keys_end(self.first_row()),
+            _ => visible.keys_end(self.first_row()),
         };
         let q_full = self.block.barrier(Kernel::<T>::BARRIERS.q_full + self.index);
         mbarrier_wait(q_full, self.q_parity());
@@ -323,7 +323,7 @@ where
             let diagonal_end = (row + half * 8) as i32 + visible.offset + visible.right + 1;
             let keys_end = match M::CLASS {
                 MaskClass::Full => visible.kv_len as i32,
-                MaskClass::Causal => diagonal_end.min(visible.kv_len as i32),
+                _ => diagonal_end.min(visible.kv_len as i32),
             };
             let left = keys_end - first_key;
             let mut group = 0;

@@ -179,7 +179,7 @@ fn tiles_of<T: HopperTiling, M: MaskKind>(visible: &Visibility, first_row: u32, 
     let keys_end = match M::CLASS {
         MaskClass::Full if rows.start >= rows.end => 0,
         MaskClass::Full => visible.kv_len,
-        MaskClass::Causal => visible.keys_of_any(&rows).end,
+        _ => visible.keys_of_any(&rows).end,
     };
     keys_end.div_ceil(T::SHAPE.kv_columns)
 }

@@ -18,6 +18,14 @@
 //!
 //! **Masks.** Only tiles that are not full pay a compare a score: a key at or past its row's end
 //! becomes −∞ before the maximum is taken. Tiles that no row of the block sees are never loaded.
+//! The classes `masked` and `general` have a loop of their own, over the same products; see
+//! `masked.rs`.
+
+mod masked;
+mod options;
+mod place;
+
+pub use masked::block as masked_block;
 
 use core::marker::PhantomData;
 
@@ -172,9 +180,7 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
         while row < Self::ROW_TILES * 2 {
             let keys_end = match M::CLASS {
                 MaskClass::Full => visible.kv_len as i32,
-                MaskClass::Causal => {
-                    (diagonal_end + fragment_row(row) as i32).min(visible.kv_len as i32)
-                }
+                _ => (diagonal_end + fragment_row(row) as i32).min(visible.kv_len as i32),
             };
             let mut tile = 0;
             while tile < Self::SCORE_TILES {
@@ -261,7 +267,7 @@ impl Warp {
 fn block_keys_end<M: MaskKind>(visible: &Visibility, first_row: u32, q_rows: u32) -> u32 {
     match M::CLASS {
         MaskClass::Full => visible.kv_len,
-        MaskClass::Causal => {
+        _ => {
             let last_row = (first_row + q_rows).min(visible.q_len) as i32 - 1;
             let end = last_row + visible.offset + visible.right + 1;
             end.max(0).min(visible.kv_len as i32) as u32
@@ -318,7 +324,7 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
         // A warp's own first row, not the block's: fewer warps compare.
         let full_keys_end = match M::CLASS {
             MaskClass::Full => visible.kv_len,
-            MaskClass::Causal => visible.keys_end(warp_row),
+            _ => visible.keys_end(warp_row),
         };
         if key + tile.kv_columns > full_keys_end {
             let lane_key = key + warp.lane % 4 * 2;

@@ -1,9 +1,10 @@
-//! Lengths and offsets of items that lie in host memory: checked before anything reads them.
+//! Lengths and offsets of items that lie in host memory: checked before anything reads them,
+//! whichever device runs the call.
 
 use std::fmt::Display;
 use std::ops::Range;
 
-use crate::attention::Lengths;
+use crate::attention::{Attention, Layout, Lengths, Packed, Shape};
 use crate::error::{Error, Result};
 
 /// The host integers of `lengths`, of which there must be `count`.
@@ -97,6 +98,110 @@ pub(crate) fn shorten(
         )),
         _ => Ok(()),
     }
+}
+
+type Spans = Vec<Range<usize>>;
+
+/// The used rows of each packed item, in q and in k and v.
+///
+/// # Errors
+/// [`Error::Argument`] for lengths in device memory, and for what [`spans`] and [`shorten`] find.
+pub(crate) fn packed_spans(
+    shape: &Shape,
+    packed: &Packed<'_>,
+    q_tokens: usize,
+    kv_tokens: usize,
+) -> Result<(Spans, Spans)> {
+    let side = |side: Side<'_, '_>| {
+        let cumulative = on_host(side.cumulative, side.name, shape.batch + 1)?;
+        let used = match side.used {
+            Some(used) => Some((side.used_name, on_host(used, side.used_name, shape.batch)?)),
+            None => None,
+        };
+        let mut spans = spans(side.name, cumulative, side.tokens)?;
+        shorten(&mut spans, used, side.maximum, side.maximum_name)?;
+        Ok(spans)
+    };
+    let [q, kv] = sides(shape, packed, q_tokens, kv_tokens);
+    Ok((side(q)?, side(kv)?))
+}
+
+/// Checks the lengths of a call that lie in host memory, each as far as the host can know: a used
+/// length whose offsets lie on a device is held to the stated maximum.
+///
+/// # Errors
+/// As [`packed_spans`] and [`within`].
+pub(crate) fn check_on_host(
+    attention: &Attention,
+    key_lengths: Option<&Lengths<'_>>,
+    packed: Option<&Packed<'_>>,
+) -> Result<()> {
+    let shape = &attention.shape;
+    if let Some(lengths @ Lengths::Host(_)) = key_lengths {
+        within("key_lengths", on_host(lengths, "key_lengths", shape.batch)?, shape.kv_len)?;
+    }
+    let (Some(packed), Layout::Packed { q_tokens, kv_tokens }) = (packed, attention.layout) else {
+        return Ok(());
+    };
+    for side in sides(shape, packed, q_tokens, kv_tokens) {
+        let used = match side.used {
+            Some(used @ Lengths::Host(_)) => {
+                Some((side.used_name, on_host(used, side.used_name, shape.batch)?))
+            }
+            _ => None,
+        };
+        match (side.cumulative, used) {
+            (Lengths::Host(_), used) => {
+                let cumulative = on_host(side.cumulative, side.name, shape.batch + 1)?;
+                let mut spans = spans(side.name, cumulative, side.tokens)?;
+                shorten(&mut spans, used, side.maximum, side.maximum_name)?;
+            }
+            (Lengths::Device(_), Some((name, used))) => {
+                within(name, used, side.maximum)?;
+            }
+            (Lengths::Device(_), None) => {}
+        }
+    }
+    Ok(())
+}
+
+/// The lengths of one side of packed items, queries or keys, and what they are called.
+struct Side<'p, 'a> {
+    cumulative: &'p Lengths<'a>,
+    name: &'static str,
+    used: Option<&'p Lengths<'a>>,
+    used_name: &'static str,
+    tokens: usize,
+    maximum: usize,
+    maximum_name: &'static str,
+}
+
+fn sides<'p, 'a>(
+    shape: &Shape,
+    packed: &'p Packed<'a>,
+    q_tokens: usize,
+    kv_tokens: usize,
+) -> [Side<'p, 'a>; 2] {
+    [
+        Side {
+            cumulative: &packed.cu_q,
+            name: "cu_q",
+            used: packed.used_q.as_ref(),
+            used_name: "used_q",
+            tokens: q_tokens,
+            maximum: shape.q_len,
+            maximum_name: "q_len",
+        },
+        Side {
+            cumulative: &packed.cu_k,
+            name: "cu_k",
+            used: packed.used_k.as_ref(),
+            used_name: "used_k",
+            tokens: kv_tokens,
+            maximum: shape.kv_len,
+            maximum_name: "kv_len",
+        },
+    ]
 }
 
 fn wrong(argument: &'static str, index: usize, had: i32, needs: impl Display) -> Error {

@@ -1,0 +1,205 @@
+//! The options of a call on a device: checked tensors as masked kernels take them, and lengths from
+//! the host on their way there.
+
+use std::sync::Arc;
+
+use cudarc::driver::{result, sys};
+use ferroflash_core::dropout::DropoutMask;
+use ferroflash_core::items::Items;
+use ferroflash_core::params::PortableForwardParams;
+use ferroflash_core::params::options::{
+    HeadValues, PortableMaskedParams, ScoreOptions, ScoreTensor,
+};
+use ferroflash_core::visibility::Align;
+
+use super::device::CudaDevice;
+use super::driver::failed;
+use super::scratch::Scratch;
+use crate::attention::{Attention, Inputs, Layout, Lengths, Packed};
+use crate::error::{Error, Result};
+use crate::lengths;
+use crate::options::OptionTensors;
+use crate::tensor::{Raw, TensorRef};
+
+/// Addresses and strides of a call's options, once its tensors have been checked.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct DeviceOptions {
+    cu_q: u64,
+    cu_k: u64,
+    used_q: u64,
+    used_k: u64,
+    alibi: HeadValues,
+    sink: HeadValues,
+    bias: ScoreTensor,
+    boolean_mask: ScoreTensor,
+}
+
+impl DeviceOptions {
+    pub(crate) fn new<T>(inputs: &Inputs<'_, T>) -> Self {
+        let packed = inputs.packed.as_ref();
+        let used_q = packed.and_then(|packed| packed.used_q.as_ref());
+        let used_k = packed.and_then(|packed| packed.used_k.as_ref());
+        Self {
+            cu_q: address(packed.map(|packed| &packed.cu_q)),
+            cu_k: address(packed.map(|packed| &packed.cu_k)),
+            used_q: address(used_q),
+            used_k: address(used_k.or(inputs.key_lengths.as_ref())),
+            alibi: head_values(inputs.alibi_slopes.as_ref().map(|slopes| &slopes.raw)),
+            sink: head_values(inputs.sink.as_ref().map(|sink| &sink.raw)),
+            bias: score_tensor(inputs.bias.as_ref().map(|bias| &bias.raw)),
+            boolean_mask: score_tensor(inputs.boolean_mask.as_ref().map(|mask| &mask.raw)),
+        }
+    }
+
+    /// The parameters of a masked kernel, from those that it shares with the plain ones.
+    pub(crate) fn params(
+        &self,
+        attention: &Attention,
+        forward: PortableForwardParams,
+    ) -> PortableMaskedParams {
+        let is_natural = attention.softcap.is_some() || attention.alibi || attention.bias.is_some();
+        let scale = forward.scale;
+        let cap = attention.softcap.unwrap_or(0.0);
+        let dropout = attention.dropout.map(|d| DropoutMask::new(d.probability, d.seed, d.offset));
+        let options = ScoreOptions {
+            product_scale: if is_natural { scale } else { 0.0 },
+            softcap: cap,
+            softcap_scale: if cap > 0.0 { scale / cap } else { 0.0 },
+            drops: u32::from(dropout.is_some()),
+            dropout: dropout.unwrap_or(DropoutMask::new(0.0, 0, 0)),
+            alibi: self.alibi,
+            sink: self.sink,
+            bias: self.bias,
+            boolean_mask: self.boolean_mask,
+        };
+        let forward = match is_natural {
+            true => PortableForwardParams {
+                scale: 1.0,
+                scale_log2: std::f32::consts::LOG2_E,
+                ..forward
+            },
+            false => forward,
+        };
+        PortableMaskedParams { forward, items: self.items(attention), options }
+    }
+
+    fn items(&self, attention: &Attention) -> Items {
+        let shape = &attention.shape;
+        let (q_len, kv_len) = (shape.q_len as u32, shape.kv_len as u32);
+        let (q_tokens, kv_tokens) = match attention.layout {
+            Layout::Packed { q_tokens, kv_tokens } => (q_tokens as u32, kv_tokens as u32),
+            Layout::Dense | Layout::KeyLengths => (q_len, kv_len),
+        };
+        let everything = shape.q_len + shape.kv_len;
+        let side = |side: Option<usize>| side.map_or(everything, |keys| keys.min(everything));
+        Items {
+            cu_q: self.cu_q,
+            cu_k: self.cu_k,
+            used_q: self.used_q,
+            used_k: self.used_k,
+            count: shape.batch as u32,
+            q_tokens,
+            kv_tokens,
+            q_len,
+            kv_len,
+            left: side(attention.mask.left) as i32,
+            right: side(attention.mask.right) as i32,
+            bottom_right: u32::from(attention.mask.align == Align::BottomRight),
+        }
+    }
+}
+
+/// Where lengths lie on the device; 0 where there are none.
+fn address(lengths: Option<&Lengths<'_>>) -> u64 {
+    match lengths {
+        Some(Lengths::Device(tensor)) => tensor.raw.address as u64,
+        Some(Lengths::Host(_)) | None => 0,
+    }
+}
+
+/// Stride of an axis, 0 where it has one element.
+fn stride(raw: &Raw, axis: usize) -> i64 {
+    if raw.dims()[axis] > 1 { raw.strides()[axis] } else { 0 }
+}
+
+/// `[Hq]` or `[B, Hq]`.
+fn head_values(raw: Option<&Raw>) -> HeadValues {
+    let Some(raw) = raw else { return HeadValues::NONE };
+    let last = raw.dims().len() - 1;
+    let batch = if last == 1 { stride(raw, 0) } else { 0 };
+    HeadValues { address: raw.address as u64, batch, head: stride(raw, last) }
+}
+
+/// `[B or 1, Hq or 1, Sq or 1, Sk]`.
+fn score_tensor(raw: Option<&Raw>) -> ScoreTensor {
+    let Some(raw) = raw else { return ScoreTensor::NONE };
+    ScoreTensor {
+        address: raw.address as u64,
+        batch: stride(raw, 0),
+        head: stride(raw, 1),
+        row: stride(raw, 2),
+    }
+}
+
+/// Checks lengths that lie in host memory, copies them to the device in the stream's order and puts
+/// the copies in their place. The memory is theirs for as long as the result lives.
+///
+/// The driver has read pageable memory when its copy returns. While a stream is captured it would
+/// read it at each replay, so that is refused.
+///
+/// # Errors
+/// [`Error::Presence`] and [`Error::Argument`] by the name of what is wrong;
+/// [`Error::OutOfMemory`], or the driver's.
+pub(crate) fn upload_lengths<T>(
+    device: &Arc<CudaDevice>,
+    stream: sys::CUstream,
+    attention: &Attention,
+    inputs: &mut Inputs<'_, T>,
+) -> Result<Option<Scratch>> {
+    let given = OptionTensors::new(attention, inputs)?;
+    lengths::check_on_host(attention, given.key_lengths, given.packed)?;
+    let mut on_host: Vec<(&'static str, &mut Lengths<'_>)> = Vec::new();
+    if let Some(lengths) = &mut inputs.key_lengths {
+        on_host.push(("key_lengths", lengths));
+    }
+    if let Some(Packed { cu_q, cu_k, used_q, used_k }) = &mut inputs.packed {
+        on_host.extend([("cu_q", cu_q), ("cu_k", cu_k)]);
+        on_host.extend(used_q.as_mut().map(|used| ("used_q", used)));
+        on_host.extend(used_k.as_mut().map(|used| ("used_k", used)));
+    }
+    on_host.retain(|(_, lengths)| matches!(lengths, Lengths::Host(_)));
+    let Some(&(name, _)) = on_host.first() else { return Ok(None) };
+    let _current = device.enter()?;
+    // SAFETY: the stream is of the device's context, by the caller's own check.
+    let capture = unsafe { result::stream::is_capturing(stream) }
+        .map_err(failed("cuStreamIsCapturing", None))?;
+    if capture != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE {
+        return Err(Error::argument(
+            name,
+            "lengths in host memory while the stream is captured",
+            "lengths in device memory (Lengths::Device), which a replay can read",
+        ));
+    }
+    let values = |lengths: &Lengths<'_>| match lengths {
+        Lengths::Host(values) => values.len(),
+        Lengths::Device(_) => 0,
+    };
+    let count: usize = on_host.iter().map(|(_, lengths)| values(lengths)).sum();
+    let scratch = Scratch::new(device, stream, (count * size_of::<i32>()).max(1))?;
+    let memory = scratch.raw()?;
+    let mut next = memory.address;
+    for (_, lengths) in on_host {
+        let Lengths::Host(values) = &*lengths else { continue };
+        // SAFETY: the copies lie one after another in the scratch, which was sized for all.
+        unsafe { result::memcpy_htod_async(next as sys::CUdeviceptr, values, stream) }
+            .map_err(failed("cuMemcpyHtoDAsync", None))?;
+        let (count, bytes) = (values.len(), size_of_val(*values));
+        // SAFETY: the scratch outlives the call that reads this, and is freed in its order.
+        let copy = unsafe {
+            TensorRef::from_raw(std::ptr::without_provenance(next), &[count], &[1], memory.place)
+        };
+        *lengths = Lengths::Device(copy?);
+        next += bytes;
+    }
+    Ok(Some(scratch))
+}

@@ -1,0 +1,210 @@
+//! The portable forward kernel of the classes `masked` and `general`: windows, lengths, packed
+//! items, ALiBi, softcap and sinks; then boolean masks, biases and dropout as well.
+//!
+//! Rows, warps, ring and barriers are those of the plain kernel (see `mod.rs`). What differs:
+//!
+//! **Where a block works.** It finds its item and its rows there first ([`Place`]); thread 0 leaves
+//! them in shared memory, where they are safe to read after the loop's first barrier, or after the
+//! one that ends the loop. A block between two items returns at once, all its threads alike.
+//!
+//! **Which tiles.** Tiles are counted from the first key that any of the block's rows sees, not
+//! from key 0, and end with the last: what a window hides is neither loaded nor multiplied. In a
+//! `general` kernel the first tile begins at a multiple of 32 keys, as dropout's blocks do; the
+//! keys in front of the block's first, and those past its last, are zero in shared memory.
+//!
+//! **Scores.** Where an option adds to a score, products are scaled first, and the softmax goes on
+//! in natural units; otherwise the scale stays in the exponent as in the plain kernel.
+//!
+//! **Rows without a key,** and rows of an item that are not used, come out as exact zeros whatever
+//! the accumulator holds.
+
+use ferroflash_core::axes::{MaskClass, MaskKind};
+use ferroflash_core::dropout::BLOCK_KEYS;
+use ferroflash_core::fragment::Fragment;
+use ferroflash_core::params::options::{HeadValues, PortableMaskedParams};
+use ferroflash_core::row_state::RowState;
+use ferroflash_core::schedule::divide;
+use ferroflash_core::tile::{ForwardTiling, SharedPlan};
+
+use super::place::Place;
+use super::{Kernel, Ring, THREADS, Warp, fragment_row};
+use crate::forward::softmax::{ThreadRows, advance};
+use crate::ptx::async_copy::wait_group;
+use crate::ptx::math::{exp2, log2};
+use crate::ptx::matrix::MatrixElement;
+use crate::ptx::memory::{dynamic_shared, load_global_u32, store_global_f32};
+use crate::ptx::thread::{sync_threads, thread_idx_x};
+use crate::ptx::warp::shuffle_xor;
+use crate::tile::{LaneAddress, Rows, copy_tile, write_tile};
+
+/// The work of one block.
+///
+/// # Safety
+/// Launched as the kernel table says, with one block for each of the schedule's and with tensors as
+/// the parameters describe them.
+#[inline(always)]
+pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
+    params: &PortableMaskedParams,
+) {
+    const { Kernel::<T, E>::CHECKED };
+    const {
+        let is_general = matches!(M::CLASS, MaskClass::General);
+        assert!(!is_general || T::SHAPE.kv_columns.is_multiple_of(BLOCK_KEYS));
+        assert!(Kernel::<T, E>::SCORE_TILES <= 8);
+    };
+    let tile = T::SHAPE;
+    let plan = const { SharedPlan::portable_masked(T::SHAPE) };
+    let forward = &params.forward;
+    let thread = thread_idx_x();
+    let shared = dynamic_shared();
+
+    let Some((mut place, first_k)) = Place::find(params, tile.q_rows, thread % 32) else { return };
+    let rows = place.first_row..(place.first_row + tile.q_rows).min(place.q_len);
+    let keys = place.visible(&params.items).keys_of_any(&rows);
+    place.first_key = match M::CLASS {
+        MaskClass::General => keys.start / BLOCK_KEYS * BLOCK_KEYS,
+        _ => keys.start,
+    };
+    if thread == 0 {
+        place.store(shared + plan.works);
+    }
+    let q_row = place.first_q + place.first_row;
+    let q_end = place.first_q + place.q_len;
+    let q_rows = Rows::of(&forward.q, place.batch, place.q_head, q_row, q_end);
+    copy_tile::<THREADS>(Kernel::<T, E>::Q, q_rows, shared + plan.q, thread);
+    let kv_head = divide(place.q_head, forward.group);
+    let of_block = |tensor| {
+        let rows = Rows::of(tensor, place.batch, kv_head, first_k, first_k + keys.end);
+        Rows { hidden: keys.start - place.first_key, ..rows.from_row(place.first_key) }
+    };
+    let ring = Ring { k: of_block(&forward.k), v: of_block(&forward.v), shared };
+    // Keys are counted from the block's first, here and in the ring.
+    let keys_end = keys.end - place.first_key;
+
+    let mut output = T::Output::ZERO;
+    let mut state = ThreadRows::EMPTY;
+    let mut kv_tile = 0;
+    Kernel::<T, E>::copy_keys(&ring, kv_tile, keys_end, thread);
+    while kv_tile * tile.kv_columns < keys_end {
+        wait_group::<0>();
+        sync_threads();
+        Kernel::<T, E>::copy_keys(&ring, kv_tile + 1, keys_end, thread);
+
+        let slot = kv_tile % 2;
+        let mut scores = {
+            let warp = Warp::of::<T>(thread);
+            let k_shared = shared + plan.k + slot * plan.k_stage;
+            let q = LaneAddress::rows_first(&Kernel::<T, E>::Q, shared + plan.q, warp.lane);
+            let k = LaneAddress::columns_first(&Kernel::<T, E>::K, k_shared, warp.lane);
+            Kernel::<T, E>::scores(q, warp.first_row, k, forward.query_sign)
+        };
+        let tile_key = kv_tile * tile.kv_columns;
+        {
+            let (place, warp) = (Place::load(shared + plan.works), Warp::of::<T>(thread));
+            Kernel::<T, E>::finish_scores::<M>(&mut scores, params, &place, tile_key, &warp);
+        }
+        let mut row = 0;
+        while row < Kernel::<T, E>::ROW_TILES * 2 {
+            let tiles = Kernel::<T, E>::SCORE_TILES;
+            let rescale = advance(&mut scores, &mut state, row, tiles, forward.scale_log2);
+            Kernel::<T, E>::scale_row(&mut output, row, rescale);
+            row += 1;
+        }
+        if matches!(M::CLASS, MaskClass::General) && params.options.drops != 0 {
+            let (place, warp) = (Place::load(shared + plan.works), Warp::of::<T>(thread));
+            let batch_head = place.item.wrapping_mul(forward.q_heads).wrapping_add(place.q_head);
+            let mask = &params.options.dropout;
+            Kernel::<T, E>::drop_probabilities(
+                &mut scores,
+                mask,
+                batch_head,
+                &place,
+                tile_key,
+                &warp,
+            );
+        }
+        let v_shared = shared + plan.v + slot * plan.v_stage;
+        let lane = Warp::of::<T>(thread).lane;
+        let v = LaneAddress::rows_first(&Kernel::<T, E>::V, v_shared, lane);
+        Kernel::<T, E>::add_values(&mut output, &scores, v);
+        kv_tile += 1;
+    }
+
+    wait_group::<0>();
+    sync_threads();
+    let place = Place::load(shared + plan.works);
+    let warp = Warp::of::<T>(thread);
+    let first_lane_row = place.first_row + warp.first_row + warp.lane / 4;
+    let first_lse = (place.batch * forward.q_heads + place.q_head) as u64
+        * params.items.q_tokens as u64
+        + place.first_q as u64;
+    let sink = sink_state(&params.options.sink, &place);
+    let keep_scale = match M::CLASS {
+        MaskClass::General if params.options.drops != 0 => params.options.dropout.keep_scale,
+        _ => 1.0,
+    };
+    let mut row = 0;
+    while row < Kernel::<T, E>::ROW_TILES * 2 {
+        let (mut normalizer, mut lse) = finish_with_sink(&state, row, forward.scale, sink);
+        let q_row = first_lane_row + fragment_row(row);
+        if q_row >= place.q_len {
+            (normalizer, lse) = (0.0, f32::NEG_INFINITY);
+        }
+        Kernel::<T, E>::scale_row_or_clear(&mut output, row, normalizer * keep_scale);
+        if forward.lse != 0 && warp.lane.is_multiple_of(4) && q_row < place.q_rows {
+            store_global_f32(forward.lse + (first_lse + q_row as u64) * 4, lse);
+        }
+        row += 1;
+    }
+    Kernel::<T, E>::stage_output(&output, shared + plan.o, warp.first_row, warp.lane);
+    sync_threads();
+    let q_row = place.first_q + place.first_row;
+    let q_end = place.first_q + place.q_rows;
+    let o_rows = Rows::of(&forward.o, place.batch, place.q_head, q_row, q_end);
+    write_tile::<THREADS>(Kernel::<T, E>::O, o_rows, shared + plan.o, thread);
+}
+
+impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
+    /// Multiplies one row's output by `factor`; by 0 it becomes 0, whatever it was.
+    #[inline(always)]
+    unsafe fn scale_row_or_clear(output: &mut T::Output, row: usize, factor: f32) {
+        let first = row / 2 * Self::OUTPUT_TILES * 4 + row % 2 * 2;
+        let mut tile = 0;
+        while tile < Self::OUTPUT_TILES {
+            let index = first + tile * 4;
+            let (left, right) = (output.at(index), output.at(index + 1));
+            *output.at_mut(index) = if factor == 0.0 { 0.0 } else { left * factor };
+            *output.at_mut(index + 1) = if factor == 0.0 { 0.0 } else { right * factor };
+            tile += 1;
+        }
+    }
+}
+
+/// A head's sink as the state of one key, or of none.
+#[inline(always)]
+unsafe fn sink_state(sink: &HeadValues, place: &Place) -> RowState<f32> {
+    if sink.address == 0 {
+        return RowState::<f32>::EMPTY;
+    }
+    let offset = sink.offset(place.item, place.q_head) * 4;
+    let logit = f32::from_bits(load_global_u32(sink.address.wrapping_add(offset as u64)));
+    RowState { row_max: logit, row_sum: 1.0 }
+}
+
+/// A row's last step: the factor that normalises its output, and its natural log-sum-exp, after the
+/// head's sink has joined. Without either, 0 and −∞.
+#[inline(always)]
+unsafe fn finish_with_sink(
+    state: &ThreadRows,
+    row: usize,
+    scale: f32,
+    sink: RowState<f32>,
+) -> (f32, f32) {
+    let mut row_sum = state.row_sum[row];
+    row_sum += shuffle_xor(row_sum, 1);
+    row_sum += shuffle_xor(row_sum, 2);
+    let own = RowState { row_max: state.row_max[row] * scale, row_sum };
+    let exp = |x: f32| exp2(x * core::f32::consts::LOG2_E);
+    let (merged, rescale) = own.merge(sink, exp);
+    (merged.normalizer() * rescale.left, merged.lse(|x| log2(x) * core::f32::consts::LN_2))
+}

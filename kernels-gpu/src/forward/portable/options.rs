@@ -1,0 +1,264 @@
+//! What options do to a warp's score fragment: softcap, ALiBi, bias, masks and dropout.
+//!
+//! A lane holds, of each 16-row tile, rows r and r + 8, and of every 8 keys two neighbours: so each
+//! of its places differs from its first by constants, and one row's part of a bias is a few pairs
+//! at constant distances. Every `if` here is on a parameter: all threads of the grid agree.
+
+use ferroflash_core::axes::{MaskClass, MaskKind};
+use ferroflash_core::dropout::{BLOCK_KEYS, DropoutMask, column_group, row_group};
+use ferroflash_core::fragment::Fragment;
+use ferroflash_core::params::options::{PortableMaskedParams, ScoreTensor};
+use ferroflash_core::tile::ForwardTiling;
+use ferroflash_core::visibility::Visibility;
+
+use super::place::Place;
+use super::{Kernel, Warp, fragment_row};
+use crate::ptx::math::{exp2, fma, reciprocal};
+use crate::ptx::matrix::MatrixElement;
+use crate::ptx::memory::{load_global_pair_f32, load_global_pair_u8};
+
+/// Where a lane's first score lies in its item.
+#[derive(Clone, Copy)]
+struct Corner {
+    row: u32,
+    key: u32,
+}
+
+impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
+    const ROWS: usize = Self::ROW_TILES * 2;
+
+    /// Index of the first of two neighbouring scores of a lane: row `row` of its rows, 8-key tile
+    /// `tile`.
+    const fn pair_index(row: usize, tile: usize) -> usize {
+        (row / 2 * Self::SCORE_TILES + tile) * 4 + row % 2 * 2
+    }
+
+    /// Turns products into final scores: scale and softcap, ALiBi, bias, masks, in this order.
+    /// `tile_key` is the tile's first key, counted from the block's first.
+    #[inline(always)]
+    pub(super) unsafe fn finish_scores<M: MaskKind>(
+        scores: &mut T::Scores,
+        params: &PortableMaskedParams,
+        place: &Place,
+        tile_key: u32,
+        warp: &Warp,
+    ) {
+        let options = &params.options;
+        let first_key = place.first_key + tile_key;
+        let warp_row = place.first_row + warp.first_row;
+        let corner = Corner { row: warp_row + warp.lane / 4, key: first_key + warp.lane % 4 * 2 };
+        if options.product_scale != 0.0 {
+            if options.softcap == 0.0 {
+                Self::for_each(scores, |score| score * options.product_scale);
+            } else {
+                let (cap, scale) = (options.softcap, options.softcap_scale);
+                Self::for_each(scores, |score| cap * tanh(score * scale));
+            }
+            if options.alibi.address != 0 {
+                Self::subtract_alibi(scores, place, corner);
+            }
+            if matches!(M::CLASS, MaskClass::General) && options.bias.address != 0 {
+                Self::add_bias(scores, &options.bias, place, corner);
+            }
+        }
+        if matches!(M::CLASS, MaskClass::General) && options.boolean_mask.address != 0 {
+            Self::hide_by_mask(scores, &options.boolean_mask, place, corner);
+        }
+        let visible = place.visible(&params.items);
+        // A warp's own rows, not the block's: fewer warps compare.
+        let last_row = (warp_row + T::SHAPE.rows_per_warp()).min(visible.q_len).saturating_sub(1);
+        let (all_start, all_end) = (sides(&visible, last_row).0, sides(&visible, warp_row).1);
+        if (first_key as i32) < all_start || (first_key + T::SHAPE.kv_columns) as i32 > all_end {
+            Self::hide_outside(scores, &visible, corner);
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn for_each(scores: &mut T::Scores, value: impl Fn(f32) -> f32) {
+        let mut index = 0;
+        while index < T::Scores::LEN {
+            *scores.at_mut(index) = value(scores.at(index));
+            index += 1;
+        }
+    }
+
+    /// `score -= slope · |row + Sk − Sq − key|`. Distances to the diagonal are whole numbers; those
+    /// that f32 can't hold are rounded to 24 bits.
+    #[inline(always)]
+    unsafe fn subtract_alibi(scores: &mut T::Scores, place: &Place, corner: Corner) {
+        let slope = -place.slope;
+        let diagonal = corner.row as i32 + place.kv_len as i32 - place.q_len as i32;
+        let first = (diagonal - corner.key as i32) as f32;
+        let mut row = 0;
+        while row < Self::ROWS {
+            let mut tile = 0;
+            while tile < Self::SCORE_TILES {
+                let index = Self::pair_index(row, tile);
+                let distance = first + (fragment_row(row) as i32 - tile as i32 * 8) as f32;
+                *scores.at_mut(index) = fma(slope, distance.abs(), scores.at(index));
+                *scores.at_mut(index + 1) =
+                    fma(slope, (distance - 1.0).abs(), scores.at(index + 1));
+                tile += 1;
+            }
+            row += 1;
+        }
+    }
+
+    /// `score += bias`; a bias of −∞ hides the key, whatever its score.
+    #[inline(always)]
+    unsafe fn add_bias(scores: &mut T::Scores, bias: &ScoreTensor, place: &Place, corner: Corner) {
+        let mut row = 0;
+        while row < Self::ROWS {
+            let own_row = corner.row + fragment_row(row);
+            let keys = if own_row < place.q_len { place.kv_len } else { 0 };
+            let first = bias.offset(place.item, place.q_head, own_row, corner.key) * 4;
+            let address = bias.address.wrapping_add(first as u64);
+            let mut pairs = [[0.0; 2]; 8];
+            let mut tile = 0;
+            while tile < Self::SCORE_TILES {
+                let available = keys.saturating_sub(corner.key + tile as u32 * 8);
+                pairs[tile] =
+                    load_global_pair_f32(address.wrapping_add(tile as u64 * 32), available);
+                tile += 1;
+            }
+            let mut tile = 0;
+            while tile < Self::SCORE_TILES {
+                let index = Self::pair_index(row, tile);
+                *scores.at_mut(index) = biased(scores.at(index), pairs[tile][0]);
+                *scores.at_mut(index + 1) = biased(scores.at(index + 1), pairs[tile][1]);
+                tile += 1;
+            }
+            row += 1;
+        }
+    }
+
+    /// Makes scores −∞ where the mask is zero.
+    #[inline(always)]
+    unsafe fn hide_by_mask(
+        scores: &mut T::Scores,
+        mask: &ScoreTensor,
+        place: &Place,
+        corner: Corner,
+    ) {
+        let mut row = 0;
+        while row < Self::ROWS {
+            let own_row = corner.row + fragment_row(row);
+            let keys = if own_row < place.q_len { place.kv_len } else { 0 };
+            let first = mask.offset(place.item, place.q_head, own_row, corner.key);
+            let address = mask.address.wrapping_add(first as u64);
+            let mut pairs = [[0; 2]; 8];
+            let mut tile = 0;
+            while tile < Self::SCORE_TILES {
+                let available = keys.saturating_sub(corner.key + tile as u32 * 8);
+                pairs[tile] = load_global_pair_u8(address.wrapping_add(tile as u64 * 8), available);
+                tile += 1;
+            }
+            let mut tile = 0;
+            while tile < Self::SCORE_TILES {
+                let index = Self::pair_index(row, tile);
+                if pairs[tile][0] == 0 {
+                    *scores.at_mut(index) = f32::NEG_INFINITY;
+                }
+                if pairs[tile][1] == 0 {
+                    *scores.at_mut(index + 1) = f32::NEG_INFINITY;
+                }
+                tile += 1;
+            }
+            row += 1;
+        }
+    }
+
+    /// Makes scores −∞ that the window or the end of the keys hides.
+    #[inline(always)]
+    unsafe fn hide_outside(scores: &mut T::Scores, visible: &Visibility, corner: Corner) {
+        let (start, _) = sides(visible, corner.row);
+        let mut row = 0;
+        while row < Self::ROWS {
+            let (_, end) = sides(visible, corner.row + fragment_row(row));
+            let start = start + fragment_row(row) as i32;
+            // One compare for both sides: a key before the start wraps to a large number.
+            let seen = (end - start).max(0) as u32;
+            let first = (corner.key as i32 - start) as u32;
+            let mut tile = 0;
+            while tile < Self::SCORE_TILES {
+                let index = Self::pair_index(row, tile);
+                let key = first.wrapping_add(tile as u32 * 8);
+                if key >= seen {
+                    *scores.at_mut(index) = f32::NEG_INFINITY;
+                }
+                if key.wrapping_add(1) >= seen {
+                    *scores.at_mut(index + 1) = f32::NEG_INFINITY;
+                }
+                tile += 1;
+            }
+            row += 1;
+        }
+    }
+
+    /// Makes dropped probabilities 0; see `ferroflash_core::dropout` for who shares a call.
+    #[inline(always)]
+    pub(super) unsafe fn drop_probabilities(
+        p: &mut T::Scores,
+        mask: &DropoutMask,
+        batch_head: u32,
+        place: &Place,
+        tile_key: u32,
+        warp: &Warp,
+    ) {
+        const TILES: usize = BLOCK_KEYS as usize / 8;
+        let first_row = place.first_row + warp.first_row + warp.lane / 4;
+        let first_key = place.first_key + tile_key + warp.lane % 4 * 2;
+        let mut row_tile = 0;
+        while row_tile < Self::ROW_TILES {
+            let rows = row_group(first_row + row_tile as u32 * 16);
+            let mut call = 0;
+            while call < Self::SCORE_TILES / TILES * 2 {
+                let (block, side) = (call / 2, call % 2);
+                let key = first_key + block as u32 * BLOCK_KEYS + side as u32;
+                let words = mask.words(batch_head, rows, column_group(key));
+                let mut tile = 0;
+                while tile < TILES {
+                    let index = Self::pair_index(row_tile * 2, block * TILES + tile) + side;
+                    if !mask.keeps_bits(words[tile]) {
+                        *p.at_mut(index) = 0.0;
+                    }
+                    if !mask.keeps_bits(words[tile] >> 16) {
+                        *p.at_mut(index + 2) = 0.0;
+                    }
+                    tile += 1;
+                }
+                call += 1;
+            }
+            row_tile += 1;
+        }
+    }
+}
+
+/// The first key that `row` sees and one past its last, in 32 bits: the host bounds lengths and
+/// sides so that no sum overflows. The first may be negative.
+#[inline(always)]
+fn sides(visible: &Visibility, row: u32) -> (i32, i32) {
+    let diagonal = row as i32 + visible.offset;
+    (diagonal - visible.left, (diagonal + visible.right + 1).min(visible.kv_len as i32))
+}
+
+#[inline(always)]
+fn biased(score: f32, bias: f32) -> f32 {
+    if bias == f32::NEG_INFINITY { bias } else { score + bias }
+}
+
+/// Beyond this, the exponential form of tanh is accurate to 3·10⁻⁷.
+const SMALL: f32 = 0.3;
+
+/// tanh within 3·10⁻⁷ of its value, exactly ±1 from where f32 can't tell. Far from zero
+/// `1 − 2 / (e²ˣ + 1)`, which saturates as its exponential does; near zero, where that cancels,
+/// `x + x³·p(x²)` with p of degree 2 fitted to |x| ≤ 0.3, error 10⁻⁷.
+#[inline(always)]
+fn tanh(x: f32) -> f32 {
+    let power = exp2(x * (2.0 * core::f32::consts::LOG2_E));
+    let far = fma(-2.0, reciprocal(power + 1.0), 1.0);
+    let square = x * x;
+    let polynomial = fma(fma(-0.050_372_26, square, 0.133_149_07), square, -0.333_330_63);
+    let near = fma(x * square, polynomial, x);
+    if x.abs() < SMALL { near } else { far }
+}

@@ -1,0 +1,166 @@
+//! Lengths on the device: malformed ones stay inside the tensors and are named by `validate`, those
+//! on the host are refused where they would be read later, and captured calls read them anew.
+//! Masks of dropout are those of the CPU, bit for bit.
+
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
+use ferroflash::{Direction, Dropout, Dtype, Error, Form, KernelSpec, MaskClass, Stream};
+use ferroflash_core::dropout::DropoutMask;
+use ferroflash_tests::case::{Case, PackedLengths, Sight, shape};
+use ferroflash_tests::element::Real;
+use ferroflash_tests::gpu::{Loaded, copy_stream, device, plan};
+use half::{bf16, f16};
+use libtest_mimic::Trial;
+
+use crate::options::packed;
+use crate::{kernels_and_forms, trial};
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for (spec, form, is_possible) in kernels_and_forms(Direction::Forward) {
+        if spec.mask == MaskClass::General {
+            let name = format!("{}/{form}/dropout_masks_are_the_cpus", spec.name);
+            trials.push(trial(name, is_possible, move || match spec.dtype {
+                Dtype::F16 => dropout_masks_are_the_cpus::<f16>(spec, form),
+                _ => dropout_masks_are_the_cpus::<bf16>(spec, form),
+            }));
+        }
+        if spec.mask >= MaskClass::Masked {
+            let name = format!("sanitize/{}/{form}/malformed_lengths", spec.name);
+            trials.push(trial(name, is_possible, move || match spec.dtype {
+                Dtype::F16 => malformed_lengths_stay_inside::<f16>(spec, form),
+                _ => malformed_lengths_stay_inside::<bf16>(spec, form),
+            }));
+        }
+    }
+    let once: [(&str, fn()); 3] = [
+        ("validate_names_what_is_malformed", validate_names_what_is_malformed),
+        ("host_lengths_are_refused_where_they_are_read_later", host_lengths_are_refused),
+        ("many_short_items", many_short_items),
+    ];
+    trials.extend(once.map(|(name, run)| trial(name.to_owned(), true, run)));
+    trials
+}
+
+/// With q = 0 every probability is 1 / keys, and with V a part of the identity o shows which of
+/// them are kept.
+fn dropout_masks_are_the_cpus<T: Real>(spec: &'static KernelSpec, form: Form) {
+    let (dim, channels) = (spec.tile.head_dim as usize, spec.tile.value_dim as usize);
+    let (rows, keys, heads) = (spec.tile.q_rows as usize + 37, 3 * channels, 2);
+    let dropout = Dropout { probability: 0.4, seed: 1 << 40 | 3, offset: 5 << 33 | 9 };
+    let sizes = shape(2, (heads, heads), (rows, keys), (dim, channels));
+    let mask = DropoutMask::new(dropout.probability, dropout.seed, dropout.offset);
+    for part in 0..3 {
+        let mut case = Case::<T>::new(sizes, Sight::FULL, 1, 1.0).with_dropout(dropout);
+        case.q.set(|_, _| 0.0);
+        case.v.set(|at, _| {
+            let (key, channel) = (at / channels / heads % keys, at % channels);
+            if key == part * channels + channel { 1.0 } else { 0.0 }
+        });
+        let plan = plan::<T>(&case.attention, Some(spec.name), Some(form)).expect("it is eligible");
+        let stream = Stream::from(copy_stream());
+        let mut loaded = Loaded::new(&case, true);
+        loaded.run(&plan, &stream).expect("a launch");
+        let (o, _) = loaded.results(&stream);
+        for (at, o) in o.contents().into_iter().enumerate() {
+            let (head, row) = (at / channels % heads, at / channels / heads % rows);
+            let (item, key) = (at / channels / heads / rows, part * channels + at % channels);
+            let is_kept = mask.keeps((item * heads + head) as u32, row as u32, key as u32);
+            assert_eq!(o != 0.0, is_kept, "item {item}, head {head}, row {row}, key {key}");
+        }
+    }
+}
+
+/// Offsets that fall, start late, end early or point anywhere.
+fn malformed() -> Vec<(&'static str, PackedLengths)> {
+    let good = packed(&[(70, 50), (0, 30), (90, 61)]);
+    let bad = |name, change: fn(&mut PackedLengths)| {
+        let mut lengths = good.clone();
+        change(&mut lengths);
+        (name, lengths)
+    };
+    vec![
+        bad("cu_q", |lengths| lengths.cu_q = vec![0, 120, 70, 160]),
+        bad("cu_q", |lengths| lengths.cu_q = vec![50, 70, 70, 160]),
+        bad("cu_q", |lengths| lengths.cu_q = vec![0, 70, 70, 90]),
+        bad("cu_q", |lengths| lengths.cu_q = vec![0, i32::MAX, i32::MIN, -1]),
+        bad("cu_q", |lengths| lengths.cu_q = vec![i32::MAX; 4]),
+        bad("cu_k", |lengths| lengths.cu_k = vec![0, i32::MAX, 80, 141]),
+        bad("cu_k", |lengths| lengths.cu_k = vec![-5, -7, i32::MAX, i32::MIN]),
+        bad("used_q", |lengths| lengths.used_q = Some(vec![i32::MAX, -1, 91])),
+        bad("used_k", |lengths| lengths.used_k = Some(vec![i32::MIN, 31, i32::MAX])),
+    ]
+}
+
+fn with_lengths<T: Real>(dims: (usize, usize), lengths: &PackedLengths) -> Case<T> {
+    let good = packed(&[(70, 50), (0, 30), (90, 61)]);
+    let mut case = Case::<T>::packed((2, 1), dims, good, Sight::BOTTOM_RIGHT, 2, 1.0);
+    case.packed = Some(lengths.clone());
+    case
+}
+
+/// Nothing around the tensors is written, and a sound call after it is right: no fault came of it.
+fn malformed_lengths_stay_inside<T: Real>(spec: &'static KernelSpec, form: Form) {
+    let dims = (spec.tile.head_dim as usize, spec.tile.value_dim as usize);
+    let stream = Stream::from(copy_stream());
+    for (_, lengths) in malformed() {
+        let case = with_lengths::<T>(dims, &lengths);
+        let plan = plan::<T>(&case.attention, Some(spec.name), Some(form)).expect("it is eligible");
+        let mut loaded = Loaded::new(&case, true);
+        loaded.run(&plan, &stream).expect("a launch");
+        let (o, lse) = loaded.results(&stream);
+        o.assert_guards("o");
+        lse.expect("it was asked for").assert_guards("lse");
+    }
+}
+
+fn validate_names_what_is_malformed() {
+    let stream = Stream::from(copy_stream());
+    for (name, lengths) in malformed() {
+        let case = with_lengths::<bf16>((64, 64), &lengths);
+        let plan = plan::<bf16>(&case.attention, None, None).expect("a plan");
+        let found = Loaded::new(&case, true).validate(&plan, &stream);
+        assert!(matches!(found, Err(Error::Argument { argument, .. }) if argument == name));
+    }
+    let good = packed(&[(70, 50), (0, 30), (90, 61)]);
+    let case = with_lengths::<bf16>((64, 64), &good);
+    let plan = plan::<bf16>(&case.attention, None, None).expect("a plan");
+    assert_eq!(Loaded::new(&case, true).validate(&plan, &stream), Ok(()));
+}
+
+fn host_lengths_are_refused() {
+    let case = with_lengths::<bf16>((64, 64), &packed(&[(70, 50), (0, 30), (90, 61)]));
+    let plan = plan::<bf16>(&case.attention, None, None).expect("a plan");
+    let queue = device().expect("a device").context().expect("CUDA").new_stream().expect("one");
+    let stream = Stream::from(queue.clone());
+    let mut loaded = Loaded::new(&case, true);
+    queue.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("begun");
+    let refused = loaded.run_from_host_lengths(&plan, &stream, &case);
+    let launched = loaded.run(&plan, &stream);
+    let graph = queue.end_capture(CUgraphInstantiate_flags(0)).expect("a graph");
+    assert!(matches!(refused, Err(Error::Argument { argument: "cu_q", .. })), "{refused:?}");
+    launched.expect("lengths on the device may be captured");
+    graph.expect("a graph with one kernel").launch().expect("a replay");
+    let captured = loaded.results(&stream).0;
+    loaded.poison();
+    loaded.run_from_host_lengths(&plan, &stream, &case).expect("a launch");
+    assert!(captured.bits() == loaded.results(&stream).0.bits(), "a replay differs");
+}
+
+/// 65,537 items of one row and one key: each row of o is its own value.
+fn many_short_items() {
+    let case = Case::<bf16>::packed(
+        (1, 1),
+        (8, 8),
+        packed(&vec![(1, 1); 65_537]),
+        Sight::BOTTOM_RIGHT,
+        3,
+        1.0,
+    );
+    let plan = plan::<bf16>(&case.attention, None, None).expect("a plan");
+    let stream = Stream::from(copy_stream());
+    let mut loaded = Loaded::new(&case, true);
+    loaded.run(&plan, &stream).expect("a launch");
+    let (o, _) = loaded.results(&stream);
+    o.assert_written("o");
+    assert!(o.contents() == case.v.contents(), "a row is not its own value");
+}

@@ -1,0 +1,127 @@
+//! Options drawn together, at random from fixed seeds: whatever a user may write, by the planner's
+//! choice and by the narrowest portable kernel, against the dense path; and by the tiled CPU path,
+//! so that the draws are known to be legal where there is no GPU.
+
+use ferroflash::{Align, Broadcast, Form};
+use ferroflash_tests::backend::{Backend, forward, forward_references};
+use ferroflash_tests::bound::{lse_error, result_error};
+use ferroflash_tests::case::{Case, PackedLengths, Sight, shape};
+use ferroflash_tests::element::Real;
+use ferroflash_tests::gpu::forms;
+use ferroflash_tests::memory::Arrangement;
+use ferroflash_tests::random::below;
+use half::{bf16, f16};
+use libtest_mimic::Trial;
+
+use crate::options::{Options, packed};
+use crate::trial;
+use crate::workloads::{Fill, Workload};
+
+/// Draws.
+const DRAWS: u64 = 120;
+
+/// `random/BACKEND/SEED`.
+pub(crate) fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    let gpu = |form: Form| [Backend::Portable(form), Backend::Planned(form)];
+    let backends: Vec<Backend> = forms().into_iter().flat_map(gpu).collect();
+    for seed in 0..DRAWS {
+        for &backend in &backends {
+            let name = format!("random/{backend}/{seed}");
+            trials.push(trial(name, true, move || judge(backend, seed)));
+        }
+        let name = format!("random/cpu_tiled/{seed}");
+        trials.push(Trial::test(name, move || {
+            judge(Backend::CpuTiled, seed);
+            Ok(())
+        }));
+    }
+    trials
+}
+
+fn judge(backend: Backend, seed: u64) {
+    let workload = drawn(seed);
+    match seed % 2 {
+        0 => judge_case(backend, &workload.case::<bf16>()),
+        _ => judge_case(backend, &workload.case::<f16>()),
+    }
+}
+
+fn judge_case<T: Real>(backend: Backend, case: &Case<T>) {
+    let had = forward(backend, case).expect("a legal call");
+    let [exact, rounded] = forward_references(case);
+    result_error(&had.o, &exact.o, &rounded.o, T::DTYPE).assert_holds("o");
+    lse_error(&had.lse, &exact.lse).assert_holds("lse");
+}
+
+/// The call of a seed.
+fn drawn(seed: u64) -> Workload {
+    let mut draws = below(seed + 1000, 100, u64::MAX).into_iter();
+    let mut draw = |choices: usize| (draws.next().unwrap_or(0) % choices as u64) as usize;
+    let channels = [8, 24, 32, 64, 80, 96, 128, 160, 192, 256];
+    let head_dim = channels[draw(10)];
+    let value_dim = if draw(3) == 0 { channels[draw(10)] } else { head_dim };
+    let (group, kv_heads) = (1 + draw(3), 1 + draw(2));
+    let side = |draw: &mut dyn FnMut(usize) -> usize| match draw(3) {
+        0 => None,
+        1 => Some(draw(8)),
+        _ => Some(draw(200)),
+    };
+    let align = if draw(2) == 0 { Align::TopLeft } else { Align::BottomRight };
+    let sight = Sight { align, left: side(&mut draw), right: side(&mut draw) };
+    let batch = 1 + draw(4);
+    let lengths = (draw(300), draw(400));
+    let axes = |draw: &mut dyn FnMut(usize) -> usize| Broadcast {
+        batch: draw(2) == 0,
+        heads: draw(2) == 0,
+        rows: draw(3) == 0,
+    };
+    let arrangement = |draw: &mut dyn FnMut(usize) -> usize| Arrangement {
+        offset: draw(8),
+        heads_first: draw(2) == 0,
+        channel_gap: draw(10),
+        ..Arrangement::CONTIGUOUS
+    };
+    let mut options = Options {
+        softcap: [None, None, Some(1.5), Some(30.0)][draw(4)],
+        alibi: [None, None, Some(false), Some(true)][draw(4)],
+        sink: draw(3) == 0,
+        bias: (draw(3) == 0).then(|| (axes(&mut draw), arrangement(&mut draw))),
+        boolean_mask: (draw(3) == 0).then(|| axes(&mut draw)),
+        dropout: [None, None, Some(0.1), Some(0.6)][draw(4)],
+        ..Options::default()
+    };
+    match draw(3) {
+        0 => {}
+        1 => {
+            let lengths = (0..batch).map(|_| draw(lengths.1 + 1) as i32);
+            options.key_lengths = Some(lengths.collect());
+        }
+        _ => {
+            let mut items = Vec::new();
+            for _ in 0..1 + draw(40) {
+                let longest = [1, 3, 50, 200][draw(4)];
+                items.push((draw(longest + 1), draw(longest + 1)));
+            }
+            let mut offsets = packed(&items);
+            if draw(2) == 0 {
+                let mut part = |lengths: Vec<usize>| -> Vec<i32> {
+                    lengths.into_iter().map(|length| draw(length + 1) as i32).collect()
+                };
+                offsets.used_q = Some(part(items.iter().map(|item| item.0).collect()));
+                offsets.used_k = Some(part(items.iter().map(|item| item.1).collect()));
+            }
+            options.packed = Some::<PackedLengths>(offsets);
+        }
+    }
+    let batch = options.packed.as_ref().map_or(batch, |packed| packed.cu_q.len() - 1);
+    let sizes = shape(batch, (group * kv_heads, kv_heads), lengths, (head_dim, value_dim));
+    let name = format!("random {seed}");
+    Workload {
+        sight,
+        options,
+        fill: Fill::Normal(1.0),
+        seed,
+        ..Workload::new(&name, sizes, ferroflash::MaskClass::Full)
+    }
+}
