@@ -104,7 +104,9 @@ impl KernelSpec {
             (Family::Portable, Direction::Backward) => {
                 PortableBackwardPlan::matrix_instructions(self.tile)
             }
-            (Family::Hopper, Direction::Backward) => 0,
+            (Family::Hopper, Direction::Backward) => {
+                HopperBackwardPlan::matrix_instructions(self.tile)
+            }
         }
     }
 
@@ -127,7 +129,7 @@ impl KernelSpec {
             // Between staging a tile and writing it.
             (_, Direction::Convert) => 1,
             (Family::Portable, Direction::Backward) => PortableBackwardPlan::barriers(self.tile),
-            (Family::Hopper, Direction::Backward) => 0,
+            (Family::Hopper, Direction::Backward) => HopperBackwardPlan::barriers(self.tile),
         }
     }
 
@@ -244,6 +246,37 @@ macro_rules! kernel_table {
             portable_backward_d64x256_bf16_causal = Portable Backward<PortableBackward64x256, Bf16, Causal>;
             portable_backward_d64x256_f16_full = Portable Backward<PortableBackward64x256, F16, Full>;
             portable_backward_d64x256_f16_causal = Portable Backward<PortableBackward64x256, F16, Causal>;
+            hopper_backward_d64_bf16_full = Hopper Backward<HopperBackward64, Bf16, Full>;
+            hopper_backward_d64_bf16_causal = Hopper Backward<HopperBackward64, Bf16, Causal>;
+            hopper_backward_d64_f16_full = Hopper Backward<HopperBackward64, F16, Full>;
+            hopper_backward_d64_f16_causal = Hopper Backward<HopperBackward64, F16, Causal>;
+            hopper_backward_d96_bf16_full = Hopper Backward<HopperBackward96, Bf16, Full>;
+            hopper_backward_d96_bf16_causal = Hopper Backward<HopperBackward96, Bf16, Causal>;
+            hopper_backward_d96_f16_full = Hopper Backward<HopperBackward96, F16, Full>;
+            hopper_backward_d96_f16_causal = Hopper Backward<HopperBackward96, F16, Causal>;
+            hopper_backward_d128_bf16_full = Hopper Backward<HopperBackward128, Bf16, Full>;
+            hopper_backward_d128_bf16_causal = Hopper Backward<HopperBackward128, Bf16, Causal>;
+            hopper_backward_d128_f16_full = Hopper Backward<HopperBackward128, F16, Full>;
+            hopper_backward_d128_f16_causal = Hopper Backward<HopperBackward128, F16, Causal>;
+            hopper_backward_d192_bf16_full = Hopper Backward<HopperBackward192, Bf16, Full>;
+            hopper_backward_d192_bf16_causal = Hopper Backward<HopperBackward192, Bf16, Causal>;
+            hopper_backward_d192_f16_full = Hopper Backward<HopperBackward192, F16, Full>;
+            hopper_backward_d192_f16_causal = Hopper Backward<HopperBackward192, F16, Causal>;
+            hopper_backward_d256_bf16_full = Hopper Backward<HopperBackward256, Bf16, Full>;
+            hopper_backward_d256_bf16_causal = Hopper Backward<HopperBackward256, Bf16, Causal>;
+            hopper_backward_d256_f16_full = Hopper Backward<HopperBackward256, F16, Full>;
+            hopper_backward_d256_f16_causal = Hopper Backward<HopperBackward256, F16, Causal>;
+            hopper_backward_d192x128_bf16_full = Hopper Backward<HopperBackward192x128, Bf16, Full>;
+            hopper_backward_d192x128_bf16_causal =
+                Hopper Backward<HopperBackward192x128, Bf16, Causal>;
+            hopper_backward_d192x128_f16_full = Hopper Backward<HopperBackward192x128, F16, Full>;
+            hopper_backward_d192x128_f16_causal =
+                Hopper Backward<HopperBackward192x128, F16, Causal>;
+            hopper_backward_d64x256_bf16_full = Hopper Backward<HopperBackward64x256, Bf16, Full>;
+            hopper_backward_d64x256_bf16_causal =
+                Hopper Backward<HopperBackward64x256, Bf16, Causal>;
+            hopper_backward_d64x256_f16_full = Hopper Backward<HopperBackward64x256, F16, Full>;
+            hopper_backward_d64x256_f16_causal = Hopper Backward<HopperBackward64x256, F16, Causal>;
             portable_convert_bf16 = Portable Convert<BackwardRows, Bf16, Full>;
             portable_convert_f16 = Portable Convert<BackwardRows, F16, Full>;
             hopper_forward_d64_bf16_full = Hopper Forward<Hopper64, Bf16, Full>;

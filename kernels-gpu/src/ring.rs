@@ -1,10 +1,5 @@
 //! What the hopper kernels share: rings of shared-memory slots that one thread fills.
 
-use ferroflash_core::swizzle::PanelLayout;
-
-use crate::ptx::mbarrier::mbarrier_arrive_expect;
-use crate::ptx::tma::load_box;
-
 /// Threads of a warpgroup.
 pub const WARPGROUP_THREADS: u32 = 128;
 
@@ -35,29 +30,5 @@ impl Turn {
         } else {
             Self { slot: self.slot + 1, parity: self.parity }
         }
-    }
-}
-
-/// Starts copying a tile, one panel at a time; `place` is the tile's first channel, row, head and
-/// batch item. Against `full` it also expects `more` bytes, of copies that the caller starts.
-///
-/// # Safety
-/// `map` is the address of a map whose box is a panel of `layout`; the tile's place is free; this
-/// is the one arrival that the phase of `full` waits for.
-#[inline(always)]
-pub unsafe fn copy_panels(
-    layout: &PanelLayout,
-    shared: u32,
-    map: u64,
-    full: u32,
-    place: [u32; 4],
-    more: u32,
-) {
-    mbarrier_arrive_expect(full, layout.bytes() + more);
-    let mut panel = 0;
-    while panel < layout.panels() {
-        let at = [place[0] + panel * layout.panel_columns(), place[1], place[2], place[3]];
-        load_box(shared + panel * layout.panel_bytes(), map, full, at);
-        panel += 1;
     }
 }

@@ -102,13 +102,7 @@ pub(crate) fn most_blocks(shape: &Shape, spec: &KernelSpec) -> Option<usize> {
 
 /// The order in which blocks of `spec` take a call's key blocks.
 pub(crate) fn schedule(attention: &Attention, spec: &KernelSpec) -> BackwardSchedule {
-    let shape = &attention.shape;
-    let batch_heads = (shape.batch * shape.kv_heads) as u32;
-    BackwardSchedule {
-        kv_blocks: spec.tile.kv_blocks(shape.kv_len) as u32,
-        batch_heads,
-        section: BackwardSchedule::section_for(batch_heads),
-    }
+    BackwardSchedule::of(&attention.shape, spec)
 }
 
 /// Blocks that the main kernel is launched with: persistent ones fill the device once.

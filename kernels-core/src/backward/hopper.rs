@@ -7,6 +7,40 @@ use crate::tile::{
     HOPPER_SHARED_BYTES, TILE_ALIGNMENT, TileShape, Tiling, WARPGROUP_ROWS, WARPGROUP_WARPS,
 };
 
+/// How the two warpgroups share a block's keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KeyShare {
+    /// Each owns 64 keys: it holds Sᵀ and dPᵀ of them, as operands of its products too, and all
+    /// channels of their dK and dV.
+    Keys,
+    /// Both compute 64 keys: each half of the rows of Sᵀ and dPᵀ, which pass through shared memory,
+    /// and half of the channels of dK and dV.
+    Channels,
+}
+
+impl KeyShare {
+    /// How the warpgroups of a tile share its keys.
+    pub const fn of(tile: &TileShape) -> Self {
+        if tile.kv_columns == WARPGROUP_ROWS { Self::Channels } else { Self::Keys }
+    }
+
+    /// Parts that the channels of a tile lie in, one after the other.
+    pub const fn channel_parts(self) -> u32 {
+        match self {
+            Self::Keys => 1,
+            Self::Channels => 2,
+        }
+    }
+
+    /// Query rows of a step whose scores a warpgroup computes.
+    pub const fn rows(self, tile: &TileShape) -> u32 {
+        match self {
+            Self::Keys => tile.q_rows,
+            Self::Channels => tile.q_rows / 2,
+        }
+    }
+}
+
 /// How the warpgroups share the product dQ += dS·K of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueryShare {
@@ -24,16 +58,23 @@ impl QueryShare {
     pub const fn of(tile: &TileShape) -> Self {
         if tile.q_rows == tile.warpgroups() * WARPGROUP_ROWS {
             Self::Rows
-        } else if tile.k_layout().panels().is_multiple_of(tile.warpgroups()) {
+        } else if panels(tile, tile.head_dim).is_multiple_of(tile.warpgroups()) {
             Self::Channels
         } else {
             Self::Steps
         }
     }
+
+    /// Warpgroups that each compute a part of a step's dQ.
+    pub const fn sharers(self, tile: &TileShape) -> u32 {
+        match self {
+            Self::Steps => 1,
+            Self::Rows | Self::Channels => tile.warpgroups(),
+        }
+    }
 }
 
-/// What the hopper backward kernels need to know beyond the tile. A warpgroup owns 64 keys: it
-/// holds Sᵀ and dPᵀ of a step, `64 × q_rows`, and the sums of dK and dV.
+/// What the hopper backward kernels need to know beyond the tile.
 pub trait HopperBackwardTiling: Tiling {
     /// A thread's share of a step's scores.
     type Scores: Fragment;
@@ -49,15 +90,13 @@ pub trait HopperBackwardTiling: Tiling {
     const HOPPER_CHECKED: () = {
         let tile = Self::SHAPE;
         let threads = tile.warps * 32;
-        assert!(tile.kv_columns == tile.warpgroups() * WARPGROUP_ROWS);
+        assert!(tile.warpgroups() == 2);
+        assert!(tile.kv_columns == WARPGROUP_ROWS || tile.kv_columns == 2 * WARPGROUP_ROWS);
         assert!(Self::Scores::LEN as u32 * threads == tile.kv_columns * tile.q_rows);
         assert!(Self::Packed::LEN * 2 == Self::Scores::LEN);
         assert!(Self::KeyGradient::LEN as u32 * threads == tile.kv_columns * tile.head_dim);
         assert!(Self::ValueGradient::LEN as u32 * threads == tile.kv_columns * tile.value_dim);
-        let sharers = match QueryShare::of(&tile) {
-            QueryShare::Steps => 1,
-            QueryShare::Rows | QueryShare::Channels => tile.warpgroups(),
-        };
+        let sharers = QueryShare::of(&tile).sharers(&tile);
         let values = tile.q_rows * tile.head_dim / (sharers * WARPGROUP_WARPS * 32);
         assert!(Self::QueryGradient::LEN as u32 == values);
         assert!(tile.stages >= 2);
@@ -87,8 +126,14 @@ pub struct HopperBackwardPlan {
     pub d_o_stage: u32,
     /// Two dSᵀ tiles.
     pub d_s: u32,
-    /// Bytes from one dSᵀ tile to the next.
+    /// Two Pᵀ tiles, where they are not in registers.
+    pub p: u32,
+    /// Bytes from one dSᵀ or Pᵀ tile to the next.
     pub d_s_stage: u32,
+    /// Whether dQ goes out through shared memory, where there is room for it.
+    pub dq_staged: bool,
+    /// The place of a step's dQ on its way out, f32, if so.
+    pub dq: u32,
     /// The lse rows of each Q tile, f32.
     pub lse: u32,
     /// The delta rows of each dO tile, f32.
@@ -99,20 +144,47 @@ pub struct HopperBackwardPlan {
     pub barriers: u32,
     /// Works, [`WORK_BYTES`] each: one a K tile, and the producer's own.
     pub works: u32,
+    /// A u32: the works that the producer has copied.
+    pub work_count: u32,
+    /// A u32: the steps that the producer has copied.
+    pub step_count: u32,
     /// Bytes of the whole plan.
     pub bytes: u32,
 }
 
 impl HopperBackwardPlan {
-    /// The plan of a tile.
+    /// The plan of a tile: dQ staged if it fits, then K and V twice if they fit.
     pub const fn new(tile: TileShape) -> Self {
-        let two = Self::with(tile, 2);
-        let plan = if two.bytes <= HOPPER_SHARED_BYTES { two } else { Self::with(tile, 1) };
-        assert!(plan.bytes <= HOPPER_SHARED_BYTES, "the plan exceeds a block's shared memory");
-        plan
+        let choices = [(true, 2), (true, 1), (false, 2), (false, 1)];
+        let mut choice = 0;
+        loop {
+            let (dq_staged, kv_stages) = choices[choice];
+            let plan = Self::with(tile, dq_staged, kv_stages);
+            if plan.bytes <= HOPPER_SHARED_BYTES {
+                return plan;
+            }
+            choice += 1;
+            assert!(choice < choices.len(), "the plan exceeds a block's shared memory");
+        }
     }
 
-    const fn with(tile: TileShape, kv_stages: u32) -> Self {
+    /// `wgmma` instructions of a kernel: the five products of a step, each written twice, before or
+    /// after the loop over steps and in it.
+    pub const fn matrix_instructions(tile: TileShape) -> u32 {
+        let scores = tile.head_dim / 16 + tile.value_dim / 16;
+        let gradients = 2 * (tile.q_rows / 16) + tile.kv_columns / 16;
+        2 * (scores + gradients)
+    }
+
+    /// Barriers of a kernel: at the start; before, in and after the loop over steps, one side of
+    /// the consumers' meeting or both; three around the gradients' way out; in the loop and after
+    /// it a pair where dQ is added in order and, where it is staged, a warp's two; and two a warp
+    /// and a pair in the keeper of that order.
+    pub const fn barriers(tile: TileShape) -> u32 {
+        if Self::new(tile).dq_staged { 20 } else { 16 }
+    }
+
+    const fn with(tile: TileShape, dq_staged: bool, kv_stages: u32) -> Self {
         let k = 0;
         let k_stage = aligned(tile.k_layout().bytes());
         let v = k + k_stage * kv_stages;
@@ -123,7 +195,14 @@ impl HopperBackwardPlan {
         let d_o_stage = aligned(tile.o_layout().bytes());
         let d_s = d_o + d_o_stage * tile.stages;
         let d_s_stage = aligned(d_s_layout(&tile).bytes());
-        let lse = d_s + d_s_stage * 2;
+        let p = d_s + d_s_stage * 2;
+        let dq = match KeyShare::of(&tile) {
+            KeyShare::Keys => p,
+            KeyShare::Channels => p + d_s_stage * 2,
+        };
+        // Each warpgroup has a place of its own.
+        let shares = tile.warpgroups() / QueryShare::of(&tile).sharers(&tile);
+        let lse = if dq_staged { dq + tile.q_rows * tile.head_dim * 4 * shares } else { dq };
         let row_stage = tile.q_rows * 4;
         let delta = lse + row_stage * tile.stages;
         let barriers = delta + row_stage * tile.stages;
@@ -140,13 +219,18 @@ impl HopperBackwardPlan {
             d_o,
             d_o_stage,
             d_s,
+            p,
             d_s_stage,
+            dq_staged,
+            dq,
             lse,
             delta,
             row_stage,
             barriers,
             works,
-            bytes: works + (kv_stages + 1) * WORK_BYTES,
+            work_count: works + (kv_stages + 1) * WORK_BYTES,
+            step_count: works + (kv_stages + 1) * WORK_BYTES + 4,
+            bytes: works + (kv_stages + 1) * WORK_BYTES + 16,
         }
     }
 }
@@ -154,18 +238,29 @@ impl HopperBackwardPlan {
 /// Bytes of a work in shared memory.
 pub const WORK_BYTES: u32 = 32;
 
-/// Layout of a dSᵀ tile: keys by query rows.
+/// Layout of a dSᵀ or Pᵀ tile: keys by query rows.
 pub const fn d_s_layout(tile: &TileShape) -> PanelLayout {
     PanelLayout { rows: tile.kv_columns, columns: tile.q_rows }
+}
+
+/// Layout of a part of a tile of `rows` by `channels`; see [`KeyShare::channel_parts`]. Where there
+/// are two, each warpgroup's channels are whole panels.
+pub const fn part_layout(tile: &TileShape, rows: u32, channels: u32) -> PanelLayout {
+    PanelLayout { rows, columns: channels / KeyShare::of(tile).channel_parts() }
+}
+
+/// Panels of all parts of a tile of `channels`.
+pub const fn panels(tile: &TileShape, channels: u32) -> u32 {
+    part_layout(tile, tile.q_rows, channels).panels() * KeyShare::of(tile).channel_parts()
 }
 
 /// The boxes of q, k, v and dO of a hopper backward kernel: a copy moves one panel of a tile.
 pub const fn hopper_backward_boxes(tile: &TileShape) -> [PanelBox; 4] {
     [
-        PanelBox::of(tile.q_layout()),
-        PanelBox::of(tile.k_layout()),
-        PanelBox::of(tile.v_layout()),
-        PanelBox::of(tile.o_layout()),
+        PanelBox::of(part_layout(tile, tile.q_rows, tile.head_dim)),
+        PanelBox::of(part_layout(tile, tile.kv_columns, tile.head_dim)),
+        PanelBox::of(part_layout(tile, tile.kv_columns, tile.value_dim)),
+        PanelBox::of(part_layout(tile, tile.q_rows, tile.value_dim)),
     ]
 }
 
@@ -212,4 +307,69 @@ impl HopperBackwardBarriers {
 
 const fn aligned(bytes: u32) -> u32 {
     bytes.next_multiple_of(TILE_ALIGNMENT)
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use crate::axes::{Direction, Family};
+    use crate::table::KERNELS;
+    use crate::tensor_map::MAX_BOX_SIDE;
+    use std::vec;
+
+    fn tiles() -> impl Iterator<Item = TileShape> {
+        let kernels = KERNELS.iter().filter(|kernel| kernel.family == Family::Hopper);
+        kernels.filter(|kernel| kernel.direction == Direction::Backward).map(|kernel| kernel.tile)
+    }
+
+    #[test]
+    fn places_follow_each_other() {
+        for tile in tiles() {
+            let plan = HopperBackwardPlan::new(tile);
+            let p = match KeyShare::of(&tile) {
+                KeyShare::Keys => 0,
+                KeyShare::Channels => 2 * plan.d_s_stage,
+            };
+            let shares = tile.warpgroups() / QueryShare::of(&tile).sharers(&tile);
+            let dq = if plan.dq_staged { tile.q_rows * tile.head_dim * 4 * shares } else { 0 };
+            let count = HopperBackwardBarriers::new(tile, plan.kv_stages).count;
+            let places = vec![
+                (plan.k, plan.k_stage * plan.kv_stages),
+                (plan.v, plan.v_stage * plan.kv_stages),
+                (plan.q, plan.q_stage * tile.stages),
+                (plan.d_o, plan.d_o_stage * tile.stages),
+                (plan.d_s, plan.d_s_stage * 2),
+                (plan.p, p),
+                (plan.dq, dq),
+                (plan.lse, plan.row_stage * tile.stages),
+                (plan.delta, plan.row_stage * tile.stages),
+                (plan.barriers, count * 8),
+                (plan.works, WORK_BYTES * (plan.kv_stages + 1)),
+                (plan.work_count, 4),
+                (plan.step_count, 4),
+            ];
+            let mut end = 0;
+            for (place, bytes) in places {
+                assert!(place >= end);
+                end = place + bytes;
+            }
+            assert!(end <= plan.bytes && plan.bytes <= HOPPER_SHARED_BYTES);
+            for place in [plan.k, plan.v, plan.q, plan.d_o, plan.d_s, plan.p] {
+                assert!(place.is_multiple_of(TILE_ALIGNMENT));
+            }
+        }
+    }
+
+    #[test]
+    fn boxes_are_panels_of_whole_warpgroups_channels() {
+        for tile in tiles() {
+            let channels = [tile.head_dim, tile.head_dim, tile.value_dim, tile.value_dim];
+            for (panel, channels) in hopper_backward_boxes(&tile).iter().zip(channels) {
+                assert!(panel.rows <= MAX_BOX_SIDE);
+                let own = channels / KeyShare::of(&tile).channel_parts();
+                assert!(own.is_multiple_of(panel.columns));
+            }
+        }
+    }
 }

@@ -10,6 +10,17 @@ pub fn thread_idx_x() -> u32 {
     super::not_on_host()
 }
 
+/// `%laneid` (PTX ISA, "Special Registers: %laneid"): the thread's number in its warp.
+#[inline(always)]
+pub fn lane_id() -> u32 {
+    let lane: u32;
+    // SAFETY: reads a special register.
+    unsafe {
+        ptx_asm!("mov.u32 {0}, %laneid;", out(reg32) lane, options(nomem, nostack));
+    }
+    lane
+}
+
 /// `%ctaid.x` (PTX ISA, "Special Registers: %ctaid").
 #[inline(always)]
 pub fn block_idx_x() -> u32 {

@@ -87,6 +87,19 @@ pub unsafe fn store_box(map: u64, shared: u32, coordinates: [u32; 4]) {
     );
 }
 
+/// `cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32` (PTX ISA, "cp.reduce.async.bulk"):
+/// starts adding `bytes` of f32 values from `shared` to those at `target`, each by itself.
+///
+/// # Safety
+/// Both addresses and `bytes` are multiples of 16; the values at `target` are touched by atomics
+/// only; those at `shared` were written before [`fence_proxy_async`] in each writing thread and a
+/// barrier, and stay until [`wait_stores_read`].
+#[inline(always)]
+pub unsafe fn add_bytes_f32(target: u64, shared: u32, bytes: u32) {
+    ptx_asm!("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{0}], [{1}], {2};",
+        in(reg64) target, in(reg32) shared, in(reg32) bytes, options(nostack));
+}
+
 /// `cp.async.bulk.commit_group` (PTX ISA, "cp.async.bulk.commit_group"): closes the group of this
 /// thread's stores so far.
 ///

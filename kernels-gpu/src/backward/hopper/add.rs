@@ -1,16 +1,28 @@
-//! Adding a step's dQ to its sums.
+//! Adding a step's dQ to its sums, and the order in which blocks do.
 
-use ferroflash_core::axes::MaskKind;
+use ferroflash_core::axes::{MaskClass, MaskKind};
 use ferroflash_core::backward::hopper::{HopperBackwardTiling, QueryShare};
 use ferroflash_core::fragment::Fragment;
+use ferroflash_core::schedule::divide;
+use ferroflash_core::tile::WARPGROUP_WARPS;
 
-use super::consumer::{Consumer, Place};
-use super::{CONSUMER_BARRIER, Work};
+use super::consumer::Consumer;
+use super::{ADDED_BARRIER, Block, Kernel, Place, READY_BARRIER, Work};
 use crate::ptx::matrix::MatrixElement;
-use crate::ptx::memory::{add_global_v4_f32, load_acquire_global_u32, release_add_global_u32};
-use crate::ptx::thread::sync_named;
-use crate::ptx::wgmma::Product;
-use crate::ring::WARPGROUP_THREADS;
+use crate::ptx::mbarrier::{mbarrier_arrive, mbarrier_wait};
+use crate::ptx::memory::{
+    add_global_v4_f32, load_acquire_global_u32, release_add_global_u32, store_shared_v4,
+};
+use crate::ptx::thread::{arrive_named, opaque, sync_named, thread_idx_x};
+use crate::ptx::tma::{add_bytes_f32, commit_stores, fence_proxy_async, wait_stores_read};
+use crate::ptx::warp::sync_warp;
+use crate::ptx::wgmma::{Accumulator, Product};
+use crate::ring::{Turn, WARPGROUP_THREADS};
+
+/// Bytes of four values of each lane.
+const GROUP_BYTES: u32 = 512;
+/// Threads that meet where a consumer may add, and where it has added: its own, and its keeper's.
+const MEETING_THREADS: u32 = WARPGROUP_THREADS + 32;
 
 impl<T: HopperBackwardTiling, E: MatrixElement, M: MaskKind> Consumer<'_, T, E, M>
 where
@@ -19,17 +31,19 @@ where
     T::ValueGradient: Product<E>,
     T::QueryGradient: Product<E>,
 {
-    /// Adds the warpgroup's share of a query tile's dQ, in the order of the key blocks if asked.
+    /// Adds the warpgroup's share of a query tile's dQ; if the sums are ordered, when its keeper
+    /// says so.
     ///
     /// # Safety
-    /// All threads of the consumer call this alike; the values have been waited for.
+    /// All threads of the consumer call this alike, when the product has been waited for.
     #[inline(always)]
-    pub(super) unsafe fn add_queries(&self, queries: &T::QueryGradient, work: Work, place: Place) {
+    pub(super) unsafe fn add_queries(&self, queries: &mut T::QueryGradient, place: Place) {
+        queries.settle();
         let scratch = &self.block.params.scratch;
-        if scratch.dq == 0 {
+        if scratch.dq == 0 || !self.owns_queries() {
             return;
         }
-        let (lane, warp) = (self.thread() % 32, self.thread() / 32);
+        let warp = self.thread() / 32;
         let row_block_bytes = T::SHAPE.head_dim * 16 * 4;
         let offset = match const { QueryShare::of(&T::SHAPE) } {
             QueryShare::Rows => (self.index * 4 + warp) * row_block_bytes,
@@ -41,37 +55,136 @@ where
         };
         let tile = (place.head + place.tile) as u64;
         let tile_bytes = (T::SHAPE.q_rows * T::SHAPE.head_dim * 4) as u64;
-        let target = scratch.dq + tile * tile_bytes + (offset + lane * 16) as u64;
-
-        let ordered = self.block.params.ordered != 0;
-        let turn = scratch.counters + (tile + 1) * 4;
-        if ordered {
-            let sharers = match const { QueryShare::of(&T::SHAPE) } {
-                QueryShare::Steps => 1,
-                QueryShare::Rows | QueryShare::Channels => T::SHAPE.warpgroups(),
-            };
-            if self.thread() == 0 {
-                let earlier = work.first_key() / T::SHAPE.kv_columns * sharers;
-                while load_acquire_global_u32(turn) < earlier {}
-            }
-            sync_named(CONSUMER_BARRIER + self.index, WARPGROUP_THREADS);
-        }
-        let mut group = 0;
-        while group < T::QueryGradient::LEN / 4 {
-            let values = [
-                queries.at(group * 4),
-                queries.at(group * 4 + 1),
-                queries.at(group * 4 + 2),
-                queries.at(group * 4 + 3),
-            ];
-            add_global_v4_f32(target + group as u64 * 512, values);
-            group += 1;
-        }
-        if ordered {
-            sync_named(CONSUMER_BARRIER + self.index, WARPGROUP_THREADS);
-            if self.thread() == 0 {
-                release_add_global_u32(turn, 1);
-            }
+        let target = scratch.dq + tile * tile_bytes + offset as u64;
+        if opaque(self.block.params.ordered) != 0 {
+            sync_named(READY_BARRIER + self.index, MEETING_THREADS);
+            self.add_from_registers(queries, target);
+            arrive_named(ADDED_BARRIER + self.index, MEETING_THREADS);
+        } else if Kernel::<T>::PLAN.dq_staged {
+            self.add_from_shared(queries, target);
+        } else {
+            self.add_from_registers(queries, target);
         }
     }
+
+    /// Adds a warp's values to the sums at `target` and after.
+    #[inline(always)]
+    unsafe fn add_from_registers(&self, queries: &T::QueryGradient, target: u64) {
+        let lane = self.thread() % 32;
+        let target = target + (lane * 16) as u64;
+        let mut group = 0;
+        while group < T::QueryGradient::LEN / 4 {
+            add_global_v4_f32(target + group as u64 * GROUP_BYTES as u64, four(queries, group));
+            group += 1;
+        }
+    }
+
+    /// As [`Self::add_from_registers`], but the copy engine adds: the warp goes on at once.
+    #[inline(always)]
+    unsafe fn add_from_shared(&self, queries: &T::QueryGradient, target: u64) {
+        let (lane, warp) = (self.thread() % 32, self.thread() / 32);
+        let bytes = T::QueryGradient::LEN as u32 / 4 * GROUP_BYTES;
+        let number = self.index * WARPGROUP_WARPS + warp;
+        let shared = opaque(self.block.shared) + Kernel::<T>::PLAN.dq + number * bytes;
+        if lane == 0 {
+            wait_stores_read();
+        }
+        sync_warp();
+        let mut group = 0;
+        while group < T::QueryGradient::LEN / 4 {
+            let place = shared + group as u32 * GROUP_BYTES + lane * 16;
+            store_shared_v4(place, four(queries, group).map(f32::to_bits));
+            group += 1;
+        }
+        fence_proxy_async();
+        sync_warp();
+        if lane == 0 {
+            add_bytes_f32(target, shared, bytes);
+            commit_stores();
+        }
+    }
+}
+
+/// Four values of an accumulator: a warp's are 16 rows by 8 channels.
+#[inline(always)]
+unsafe fn four<F: Fragment>(values: &F, group: usize) -> [f32; 4] {
+    let first = group * 4;
+    [values.at(first), values.at(first + 1), values.at(first + 2), values.at(first + 3)]
+}
+
+/// Keeps the order of consumer `index`'s additions: waits for the turn of each query tile before
+/// they start and passes it on when they are complete, so that the consumer itself never waits for
+/// memory.
+///
+/// # Safety
+/// One warp of the block calls this for each consumer, if the sums are ordered; the barriers are
+/// initialised.
+#[inline(always)]
+pub(super) unsafe fn keep_order<T: HopperBackwardTiling, M: MaskKind>(
+    block: &Block<'_>,
+    index: u32,
+) {
+    let barriers = Kernel::<T>::BARRIERS;
+    let leads = opaque(thread_idx_x()).is_multiple_of(32);
+    let (mut works, mut steps) = (0, 0);
+    loop {
+        let kv = Turn::after(works, Kernel::<T>::PLAN.kv_stages);
+        mbarrier_wait(block.barrier(barriers.k_full + kv.slot), kv.parity);
+        let work = block.work::<T>(kv.slot);
+        if !work.exists() {
+            break;
+        }
+        let mut left = if block.params.scratch.dq == 0 { 0 } else { work.steps() };
+        let mut place = work.first_place::<T>(block.params);
+        while left > 0 {
+            let skips = match const { QueryShare::of(&T::SHAPE) } {
+                QueryShare::Rows | QueryShare::Channels => false,
+                QueryShare::Steps => steps % 2 != index,
+            };
+            if !skips {
+                let tile = (place.head + place.tile) as u64;
+                let turn = block.params.scratch.counters + (tile + 1) * 4;
+                if leads {
+                    let earlier = earlier_additions::<T, M>(block, work, place.tile);
+                    while load_acquire_global_u32(turn) < earlier {}
+                }
+                sync_warp();
+                arrive_named(READY_BARRIER + index, MEETING_THREADS);
+                sync_named(ADDED_BARRIER + index, MEETING_THREADS);
+                if leads {
+                    release_add_global_u32(turn, 1);
+                }
+                sync_warp();
+            }
+            place = work.next_place::<T>(block.params, place);
+            steps = opaque(steps + 1);
+            left = opaque(left - 1);
+        }
+        // The work has been read.
+        if leads {
+            mbarrier_arrive(block.barrier(barriers.kv_empty + kv.slot));
+        }
+        works = opaque(works + 1);
+    }
+}
+
+/// Additions to a query tile before this work's: of the key blocks that come before it in the order
+/// of works, see [`Work::leave`].
+#[inline(always)]
+unsafe fn earlier_additions<T: HopperBackwardTiling, M: MaskKind>(
+    block: &Block<'_>,
+    work: Work,
+    tile: u32,
+) -> u32 {
+    let sharers = QueryShare::of(&T::SHAPE).sharers(&T::SHAPE);
+    let key_block = divide(work.first_key(), T::SHAPE.kv_columns);
+    let earlier = match M::CLASS {
+        MaskClass::Full => key_block,
+        MaskClass::Causal => {
+            let visible = &block.params.visibility;
+            let last_row = ((tile + 1) * T::SHAPE.q_rows).min(visible.q_len) - 1;
+            (visible.keys_end(last_row) - 1) / T::SHAPE.kv_columns - key_block
+        }
+    };
+    earlier * sharers
 }

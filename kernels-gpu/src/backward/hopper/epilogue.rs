@@ -1,10 +1,10 @@
 //! The end of a work: dK and dV, rounded once, by way of the places of K and V.
 
 use ferroflash_core::axes::MaskKind;
-use ferroflash_core::backward::hopper::HopperBackwardTiling;
+use ferroflash_core::backward::hopper::{HopperBackwardTiling, KeyShare};
 use ferroflash_core::fragment::Fragment;
+use ferroflash_core::params::DeviceTensor;
 use ferroflash_core::swizzle::PanelLayout;
-use ferroflash_core::tile::WARPGROUP_ROWS;
 
 use super::consumer::{Consumer, Sums};
 use super::{CONSUMER_BARRIER, CONSUMERS_BARRIER, Kernel, Work};
@@ -34,26 +34,18 @@ where
         let consumers = T::SHAPE.warpgroups() * WARPGROUP_THREADS;
         let k = opaque(self.block.shared) + plan.k + self.kv.slot * plan.k_stage;
         let v = opaque(self.block.shared) + plan.v + self.kv.slot * plan.v_stage;
-        // Only this consumer has read its values; keys are read by all, to the last step's end.
-        self.stage(&sums.values, &Kernel::<T>::V, v);
         let mut index = 0;
         while index < T::KeyGradient::LEN {
             *sums.keys.at_mut(index) *= params.scale;
             index += 1;
         }
+        // Everyone has done with K and V.
         sync_named(CONSUMERS_BARRIER, consumers);
+        self.stage(&sums.values, &Kernel::<T>::V, v);
         self.stage(&sums.keys, &Kernel::<T>::K, k);
         sync_named(CONSUMERS_BARRIER, consumers);
-        let thread = opaque(thread_idx_x()) - WARPGROUP_THREADS;
-        let (batch, head, row) = (work.batch(), work.kv_head(), work.first_key());
-        if params.dv.address != 0 {
-            let rows = Rows::of(&params.dv, batch, head, row, params.kv_rows);
-            write_tile::<256>(Kernel::<T>::V, rows, v, thread);
-        }
-        if params.dk.address != 0 {
-            let rows = Rows::of(&params.dk, batch, head, row, params.kv_rows);
-            write_tile::<256>(Kernel::<T>::K, rows, k, thread);
-        }
+        self.copy_out(&Kernel::<T>::V, v, &params.dv, work);
+        self.copy_out(&Kernel::<T>::K, k, &params.dk, work);
         // The copy engine writes there next.
         fence_proxy_async();
         sync_named(CONSUMER_BARRIER + self.index, WARPGROUP_THREADS);
@@ -62,12 +54,16 @@ where
         }
     }
 
-    /// Rounds the warpgroup's 64 rows into the tile at `shared`.
+    /// Rounds the warpgroup's keys, or channels of all keys, into the tile at `shared`.
     #[inline(always)]
     unsafe fn stage<F: Fragment>(&self, values: &F, layout: &PanelLayout, shared: u32) {
         let (lane, warp) = (self.thread() % 32, self.thread() / 32);
-        let target = LaneAddress::rows_first(layout, shared, lane);
-        let row = self.index * WARPGROUP_ROWS + warp * 16;
+        let part = match const { KeyShare::of(&T::SHAPE) } {
+            KeyShare::Keys => 0,
+            KeyShare::Channels => self.index * layout.bytes(),
+        };
+        let target = LaneAddress::rows_first(layout, shared + part, lane);
+        let row = self.first_own_key() + warp * 16;
         let mut pair = 0;
         while pair < F::LEN / 8 {
             let mut packed = [0; 4];
@@ -79,6 +75,39 @@ where
             }
             target.store(layout, row, pair as u32 * 16, packed);
             pair += 1;
+        }
+    }
+
+    /// Writes the tile at `shared` to the work's rows of a gradient, if it is wanted.
+    #[inline(always)]
+    unsafe fn copy_out(
+        &self,
+        layout: &PanelLayout,
+        shared: u32,
+        gradient: &DeviceTensor,
+        work: Work,
+    ) {
+        if gradient.address == 0 {
+            return;
+        }
+        let thread = opaque(thread_idx_x()) - WARPGROUP_THREADS;
+        let kv_rows = self.block.params.kv_rows;
+        let rows = Rows::of(gradient, work.batch(), work.kv_head(), work.first_key(), kv_rows);
+        let mut part = 0;
+        while part < KeyShare::of(&T::SHAPE).channel_parts() {
+            let offset = part * layout.columns * 2;
+            let rows = Rows {
+                address: rows.address + offset as u64,
+                bytes: rows.bytes.saturating_sub(offset),
+                ..rows
+            };
+            write_tile::<{ 2 * WARPGROUP_THREADS }>(
+                *layout,
+                rows,
+                shared + part * layout.bytes(),
+                thread,
+            );
+            part += 1;
         }
     }
 }

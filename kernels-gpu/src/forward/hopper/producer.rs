@@ -3,14 +3,15 @@
 use ferroflash_core::axes::MaskKind;
 use ferroflash_core::params::HopperForwardParams;
 use ferroflash_core::schedule::divide;
+use ferroflash_core::swizzle::PanelLayout;
 use ferroflash_core::tile::{HopperTiling, WARPGROUP_ROWS};
 
 use super::{Block, Kernel, Work};
-use crate::ptx::mbarrier::{mbarrier_arrive, mbarrier_wait};
+use crate::ptx::mbarrier::{mbarrier_arrive, mbarrier_arrive_expect, mbarrier_wait};
 use crate::ptx::memory::{fetch_add_global_u32, load_shared_v4, store_shared_v4};
 use crate::ptx::thread::{block_idx_x, grid_dim_x, opaque};
-use crate::ptx::tma::prefetch_tensor_map;
-use crate::ring::{Turn, copy_panels};
+use crate::ptx::tma::{load_box, prefetch_tensor_map};
+use crate::ring::Turn;
 
 /// The producer's positions.
 struct Producer<'a> {
@@ -112,7 +113,7 @@ impl Producer<'_> {
             let shared = block.shared + Kernel::<T>::PLAN.q + consumer * layout.bytes();
             let row = work.first_row + consumer * WARPGROUP_ROWS;
             let place = [0, row, work.q_head & axes.head, work.batch & axes.batch];
-            copy_panels(&layout, shared, block.map(0), full, place, 0);
+            copy_panels(&layout, shared, block.map(0), full, place);
             consumer += 1;
         }
         self.q_parity ^= 1;
@@ -131,7 +132,7 @@ impl Producer<'_> {
         let shared = block.shared + plan.k + self.k.slot * plan.k_stage;
         let place =
             [0, tile * T::SHAPE.kv_columns, head.kv_head & axes.head, head.batch & axes.batch];
-        copy_panels(&Kernel::<T>::K, shared, block.map(1), full, place, 0);
+        copy_panels(&Kernel::<T>::K, shared, block.map(1), full, place);
         self.k = self.k.next(T::SHAPE.stages);
     }
 
@@ -148,7 +149,7 @@ impl Producer<'_> {
         let shared = block.shared + plan.v + self.v.slot * plan.v_stage;
         let place =
             [0, tile * T::SHAPE.kv_columns, head.kv_head & axes.head, head.batch & axes.batch];
-        copy_panels(&Kernel::<T>::V, shared, block.map(2), full, place, 0);
+        copy_panels(&Kernel::<T>::V, shared, block.map(2), full, place);
         self.v = self.v.next(T::SHAPE.stages);
     }
 
@@ -164,5 +165,18 @@ impl Producer<'_> {
             self.v = self.v.next(T::SHAPE.stages);
             turn += 1;
         }
+    }
+}
+
+/// Starts copying a tile, one panel at a time; `place` is the tile's first channel, row, head and
+/// batch item.
+#[inline(always)]
+unsafe fn copy_panels(layout: &PanelLayout, shared: u32, map: u64, full: u32, place: [u32; 4]) {
+    mbarrier_arrive_expect(full, layout.bytes());
+    let mut panel = 0;
+    while panel < layout.panels() {
+        let at = [place[0] + panel * layout.panel_columns(), place[1], place[2], place[3]];
+        load_box(shared + panel * layout.panel_bytes(), map, full, at);
+        panel += 1;
     }
 }
