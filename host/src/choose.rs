@@ -241,3 +241,52 @@ impl Attention {
         self.mask.visibility(self.shape.q_len, self.shape.kv_len)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attention::{Align, Broadcast, Dropout, Mask, Shape};
+
+    fn attention() -> Attention {
+        Attention::new(Shape {
+            batch: 2,
+            q_heads: 2,
+            kv_heads: 1,
+            q_len: 8,
+            kv_len: 8,
+            head_dim: 64,
+            value_dim: 64,
+        })
+    }
+
+    #[test]
+    fn a_call_takes_the_narrowest_class_that_has_its_options() {
+        use MaskClass::{Causal, Full, General, Masked};
+        let causal = Mask::causal(Align::BottomRight);
+        let window = |left, right| attention().mask(causal.window(left, right));
+        let packed = Layout::Packed { q_tokens: 9, kv_tokens: 9 };
+        let dropout = Dropout { probability: 0.0, seed: 0, offset: 0 };
+        for (class, attention) in [
+            (Full, attention()),
+            // Sides that hide nothing.
+            (Full, window(Some(7), Some(7))),
+            (Causal, window(Some(7), Some(0))),
+            (Causal, window(None, Some(6))),
+            (Masked, window(Some(6), None)),
+            (Masked, attention().layout(Layout::KeyLengths)),
+            (Masked, attention().layout(packed)),
+            (Masked, attention().softcap(1.0)),
+            (Masked, attention().alibi()),
+            (Masked, attention().sink()),
+            (General, attention().bias(Broadcast::NONE)),
+            (General, attention().boolean_mask(Broadcast::NONE)),
+            (General, attention().dropout(dropout)),
+        ] {
+            assert_eq!(mask_class(&attention), class, "{attention:?}");
+        }
+        let names = options(&window(Some(2), Some(0)).layout(packed));
+        let expected =
+            [(Causal, RIGHT_SIDE), (Masked, "left window"), (Masked, "packed sequences")];
+        assert_eq!(names, expected);
+    }
+}

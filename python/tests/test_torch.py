@@ -115,11 +115,15 @@ def test_leaves_the_current_device_alone():
 @pytest.mark.parametrize(
     "argument, value", [("window_size", (16, 0)), ("softcap", 5.0), ("alibi_slopes", None)]
 )
-def test_options_no_kernel_has_are_refused(argument, value):
-    q, k, v = tensors(1, 64, 64, 2, 2, 64, device="cuda")
-    value = torch.ones(2, device="cuda") if value is None else value
-    with pytest.raises(NotImplementedError, match=rf"^{argument}\b"):
-        call(q, k, v, **{argument: value})
+def test_options_on_a_gpu_are_the_cpu_s(argument, value):
+    q, k, v = tensors(1, 64, 80, 2, 2, 64, device="cuda")
+    slopes = torch.tensor([0.5, 0.25])
+    options = {argument: slopes if value is None else value}
+    want = call(*(x.cpu() for x in (q, k, v)), **options)
+    options = {argument: slopes.cuda() if value is None else value}
+    o = call(q, k, v, **options)
+    torch.testing.assert_close(o.cpu().double(), want.double(), rtol=0.0, atol=0.05)
+    assert not torch.equal(o, call(q, k, v))
 
 
 def test_options_on_the_cpu_are_numpy_s():
