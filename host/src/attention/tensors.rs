@@ -36,11 +36,13 @@ pub struct Inputs<'a, T> {
     /// True (non-zero) where a key is visible, if declared by
     /// [`Attention::boolean_mask`](super::Attention::boolean_mask).
     pub boolean_mask: Option<TensorRef<'a, u8>>,
-    /// ALiBi slopes, `[Hq]` or `[B, Hq]`, if declared by [`Attention::alibi`](super::Attention::alibi).
+    /// ALiBi slopes, `[Hq]` or `[B, Hq]`, if declared by
+    /// [`Attention::alibi`](super::Attention::alibi).
     pub alibi_slopes: Option<TensorRef<'a, f32>>,
     /// Sink logits, `[Hq]`, if declared by [`Attention::sink`](super::Attention::sink).
     pub sink: Option<TensorRef<'a, f32>>,
-    /// Keys of each item, `[B]`, if the layout is [`Layout::KeyLengths`](super::Layout::KeyLengths).
+    /// Keys of each item, `[B]`, if the layout is
+    /// [`Layout::KeyLengths`](super::Layout::KeyLengths).
     pub key_lengths: Option<Lengths<'a>>,
     /// Offsets of the items, if the layout is [`Layout::Packed`](super::Layout::Packed).
     pub packed: Option<Packed<'a>>,
