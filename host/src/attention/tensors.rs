@@ -22,7 +22,8 @@ pub struct Packed<'a> {
     pub used_k: Option<Lengths<'a>>,
 }
 
-/// The tensors of a call. Dimensions as [`Shape`] has them, any strides with contiguous channels.
+/// The tensors of a call. Dimensions as [`Shape`](super::Shape) has them, any strides with
+/// contiguous channels.
 pub struct Inputs<'a, T> {
     /// Queries.
     pub q: TensorRef<'a, T>,
@@ -30,17 +31,20 @@ pub struct Inputs<'a, T> {
     pub k: TensorRef<'a, T>,
     /// Values.
     pub v: TensorRef<'a, T>,
-    /// Additive bias, if declared by [`Attention::bias`].
+    /// Additive bias, if declared by [`Attention::bias`](super::Attention::bias).
     pub bias: Option<TensorRef<'a, f32>>,
-    /// True (non-zero) where a key is visible, if declared by [`Attention::boolean_mask`].
+    /// True (non-zero) where a key is visible, if declared by
+    /// [`Attention::boolean_mask`](super::Attention::boolean_mask).
     pub boolean_mask: Option<TensorRef<'a, u8>>,
-    /// ALiBi slopes, `[Hq]` or `[B, Hq]`, if declared by [`Attention::alibi`].
+    /// ALiBi slopes, `[Hq]` or `[B, Hq]`, if declared by
+    /// [`Attention::alibi`](super::Attention::alibi).
     pub alibi_slopes: Option<TensorRef<'a, f32>>,
-    /// Sink logits, `[Hq]`, if declared by [`Attention::sink`].
+    /// Sink logits, `[Hq]`, if declared by [`Attention::sink`](super::Attention::sink).
     pub sink: Option<TensorRef<'a, f32>>,
-    /// Keys of each item, `[B]`, if the layout is [`Layout::KeyLengths`].
+    /// Keys of each item, `[B]`, if the layout is
+    /// [`Layout::KeyLengths`](super::Layout::KeyLengths).
     pub key_lengths: Option<Lengths<'a>>,
-    /// Offsets of the items, if the layout is [`Layout::Packed`].
+    /// Offsets of the items, if the layout is [`Layout::Packed`](super::Layout::Packed).
     pub packed: Option<Packed<'a>>,
 }
 
