@@ -1,9 +1,11 @@
 //! The compiled kernels, embedded: PTX for every device, machine code for the one it was made for.
 
 use std::collections::HashMap;
+use std::io::Read;
 use std::sync::OnceLock;
 
 use ferroflash_core::kernel_table;
+use lzma_rust2::LzmaReader;
 use serde::Deserialize;
 
 /// In which form a kernel is loaded.
@@ -37,8 +39,8 @@ macro_rules! artifacts {
     ) => {
         const ARTIFACTS: &[Artifact] = &[$(Artifact {
             name: stringify!($name),
-            ptx: include_bytes!(concat!("../../artifacts/", stringify!($name), ".ptx.z")),
-            cubin: include_bytes!(concat!("../../artifacts/", stringify!($name), ".cubin.z")),
+            ptx: include_bytes!(concat!("../../artifacts/", stringify!($name), ".ptx.lzma")),
+            cubin: include_bytes!(concat!("../../artifacts/", stringify!($name), ".cubin.lzma")),
         }),*];
     };
 }
@@ -51,7 +53,8 @@ pub(crate) fn image(name: &str, form: Form) -> Option<Vec<u8>> {
         Form::Cubin => artifact.cubin,
         Form::Ptx => artifact.ptx,
     };
-    let mut image = miniz_oxide::inflate::decompress_to_vec_zlib(packed).ok()?;
+    let mut image = Vec::new();
+    LzmaReader::new_mem_limit(packed, u32::MAX, None).ok()?.read_to_end(&mut image).ok()?;
     if form == Form::Ptx {
         image.push(0);
     }

@@ -14,15 +14,21 @@ use ferroflash_tests::reference::attend;
 /// Most products of a call that is compared with plain loops as well.
 const PLAIN_LOOPS: usize = 20_000_000;
 
+/// Reasons that a backend is expected to give, forward and backward.
+pub(crate) type Refusals = [&'static [&'static str]; 2];
+
+/// Nothing is refused.
+pub(crate) const NO_REFUSALS: Refusals = [&[], &[]];
+
 /// A backend, and what it is expected to refuse.
 pub(crate) struct Probe {
     pub(crate) backend: Backend,
-    refusals: &'static [&'static str],
+    refusals: Refusals,
     calls: Cell<usize>,
 }
 
 impl Probe {
-    pub(crate) fn new(backend: Backend, refusals: &'static [&'static str]) -> Self {
+    pub(crate) fn new(backend: Backend, refusals: Refusals) -> Self {
         Self { backend, refusals, calls: Cell::new(0) }
     }
 
@@ -51,7 +57,7 @@ impl Probe {
 
     /// o and lse where the oracle would take too long or f32 cannot follow it.
     pub(crate) fn forward_uncompared<T: Real>(&self, case: &Case<T>) -> Option<Outcome> {
-        self.expect(forward(self.backend, case))
+        self.expect(0, forward(self.backend, case))
     }
 
     /// Every gradient, compared with the reference.
@@ -77,41 +83,45 @@ impl Probe {
 
     /// Every gradient, uncompared.
     pub(crate) fn backward_uncompared<T: Real>(&self, case: &Case<T>) -> Option<Grads> {
-        self.expect(backward(self.backend, case))
+        self.expect(1, backward(self.backend, case))
     }
 
-    /// The answer to a call that is legal: its result, or the refusal in the table.
-    fn expect<R>(&self, answer: Result<R, Error>) -> Option<R> {
+    /// The answer to a legal call in a direction (0 forward, 1 backward): its result, or the
+    /// refusal in the table.
+    fn expect<R>(&self, direction: usize, answer: Result<R, Error>) -> Option<R> {
         self.calls.set(self.calls.get() + 1);
+        let refusals = self.refusals[direction];
         match answer {
-            Ok(result) if self.refusals.is_empty() => Some(result),
-            Ok(_) => panic!("it ran, but the table says that it refuses {:?}", self.refusals),
+            Ok(result) if refusals.is_empty() => Some(result),
+            Ok(_) => panic!("it ran, but the table says that it refuses {refusals:?}"),
             Err(error) => {
-                assert!(self.is_refusal(&error), "{error}, not one of {:?}", self.refusals);
+                assert!(is_refusal(&error, refusals), "{error}, not one of {refusals:?}");
                 None
             }
         }
     }
 
-    /// Whether the table expects this refusal.
-    fn is_refusal(&self, error: &Error) -> bool {
-        let Error::Unsupported { reasons, .. } = error else { return false };
-        self.refusals.iter().any(|refusal| reasons.contains(refusal))
-    }
-
     /// A call that is wrong: the error, which names `argument`.
     pub(crate) fn wrong<T: Real>(&self, case: &Case<T>, argument: &str) {
         self.calls.set(self.calls.get() + 1);
-        let error = forward(self.backend, case).expect_err("the forward pass accepts it");
-        if self.refusals.is_empty() {
-            assert_eq!(named(&error), argument, "{error}");
-        } else {
-            assert!(self.is_refusal(&error), "{error}, not one of {:?}", self.refusals);
-            return;
+        let errors = [
+            forward(self.backend, case).expect_err("the forward pass accepts it"),
+            backward(self.backend, case).expect_err("the backward pass accepts it"),
+        ];
+        for (error, refusals) in errors.iter().zip(self.refusals) {
+            if refusals.is_empty() {
+                assert_eq!(named(error), argument, "{error}");
+            } else {
+                assert!(is_refusal(error, refusals), "{error}, not one of {refusals:?}");
+            }
         }
-        let error = backward(self.backend, case).expect_err("the backward pass accepts it");
-        assert_eq!(named(&error), argument, "backward: {error}");
     }
+}
+
+/// Whether an error is one of these refusals.
+fn is_refusal(error: &Error, refusals: &[&str]) -> bool {
+    let Error::Unsupported { reasons, .. } = error else { return false };
+    refusals.iter().any(|refusal| reasons.contains(refusal))
 }
 
 /// The argument or tensor that an error names.

@@ -4,6 +4,7 @@
 //! and patch each kernel from the table ([`ptx_text`]), assemble it ([`assemble`]), check it
 //! ([`checks`]), and write the compressed files and their manifest ([`manifest`]).
 
+use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,6 +13,7 @@ use std::thread;
 use anyhow::{Context, Result, anyhow, bail};
 use ferroflash_core::axes::Family;
 use ferroflash_core::table::{KERNELS, KernelSpec};
+use lzma_rust2::{LzmaOptions, LzmaReader, LzmaWriter};
 
 use crate::workspace::{self, artifacts, create_folder, read, target};
 use assemble::{Ptxas, flags};
@@ -83,8 +85,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         return verify::compare(&new, &built, options.kernel.is_some());
     }
     for Built { row, ptx, cubin } in &built {
-        workspace::write(&artifacts().join(format!("{}.ptx.z", row.name)), ptx)?;
-        workspace::write(&artifacts().join(format!("{}.cubin.z", row.name)), cubin)?;
+        workspace::write(&artifacts().join(format!("{}.ptx.lzma", row.name)), ptx)?;
+        workspace::write(&artifacts().join(format!("{}.cubin.lzma", row.name)), cubin)?;
     }
     remove_strangers(&new)?;
     workspace::write(&artifacts().join("manifest.json"), new.text()?.as_bytes())?;
@@ -188,8 +190,8 @@ fn build_kernel(
     }
     let ptx = module.standalone(&entry);
     let (row, cubin) = inspect(spec, &ptx, ptxas, sources, folder)?;
-    let ptx = compressed(ptx.as_bytes());
-    let cubin = compressed(&cubin);
+    let ptx = compressed(ptx.as_bytes())?;
+    let cubin = compressed(&cubin)?;
     let row = Kernel { ptx_compressed: ptx.len(), cubin_compressed: cubin.len(), ..row };
     Ok(Built { row, ptx, cubin })
 }
@@ -274,21 +276,28 @@ fn in_parallel<I: Sync, O: Send>(items: &[I], work: impl Fn(&I) -> O + Sync) -> 
     done.into_iter().map(|(_, result)| result).collect()
 }
 
-/// zlib at its best level: the same bytes on every machine.
-fn compressed(bytes: &[u8]) -> Vec<u8> {
-    miniz_oxide::deflate::compress_to_vec_zlib(bytes, 10)
+/// LZMA at its best level: the same bytes on every machine.
+fn compressed(bytes: &[u8]) -> Result<Vec<u8>> {
+    // No artifact is larger than the dictionary.
+    let options = LzmaOptions { dict_size: 1 << 20, ..LzmaOptions::with_preset(9) };
+    let mut packed = LzmaWriter::new_use_header(Vec::new(), &options, Some(bytes.len() as u64))?;
+    packed.write_all(bytes)?;
+    Ok(packed.finish()?)
 }
 
 fn decompressed(path: &Path) -> Result<Vec<u8>> {
-    miniz_oxide::inflate::decompress_to_vec_zlib(&read(path)?)
-        .map_err(|why| anyhow!("{} does not decompress: {why}", path.display()))
+    let mut bytes = Vec::new();
+    LzmaReader::new_mem_limit(read(path)?.as_slice(), u32::MAX, None)
+        .and_then(|mut packed| packed.read_to_end(&mut bytes))
+        .with_context(|| format!("{} does not decompress", path.display()))?;
+    Ok(bytes)
 }
 
 /// Deletes artifacts of kernels that left the table.
 fn remove_strangers(manifest: &Manifest) -> Result<()> {
     for file in workspace::files_under(&artifacts())? {
         let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        let stem = name.strip_suffix(".ptx.z").or_else(|| name.strip_suffix(".cubin.z"));
+        let stem = name.strip_suffix(".ptx.lzma").or_else(|| name.strip_suffix(".cubin.lzma"));
         if stem.is_some_and(|stem| manifest.kernel(stem).is_none()) {
             std::fs::remove_file(&file)
                 .with_context(|| format!("cannot delete {}", file.display()))?;

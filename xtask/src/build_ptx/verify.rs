@@ -18,11 +18,12 @@ pub(super) fn compare(new: &Manifest, built: &[Built], partial: bool) -> Result<
     let same_ptxas = old.ptxas == new.ptxas;
     let mut drift = Vec::new();
     for Built { row, ptx, cubin } in built {
-        if same_compiler && !is_committed(&format!("{}.ptx.z", row.name), ptx) {
-            drift.push(format!("\n  {}.ptx.z differs from a fresh build", row.name));
+        if same_compiler && !is_committed(&format!("{}.ptx.lzma", row.name), ptx) {
+            drift.push(format!("\n  {}.ptx.lzma differs from a fresh build", row.name));
         }
-        if same_compiler && same_ptxas && !is_committed(&format!("{}.cubin.z", row.name), cubin) {
-            drift.push(format!("\n  {}.cubin.z differs from a fresh build", row.name));
+        if same_compiler && same_ptxas && !is_committed(&format!("{}.cubin.lzma", row.name), cubin)
+        {
+            drift.push(format!("\n  {}.cubin.lzma differs from a fresh build", row.name));
         }
     }
     if same_compiler && same_ptxas {
@@ -64,11 +65,11 @@ pub(crate) fn check_committed() -> Result<()> {
     let specs: Vec<_> = KERNELS.iter().collect();
     let results = in_parallel(&specs, |spec| -> Result<()> {
         let row = manifest.kernel(spec.name).context("the manifest has no row")?;
-        let ptx = decompressed(&artifacts().join(format!("{}.ptx.z", spec.name)))?;
+        let ptx = decompressed(&artifacts().join(format!("{}.ptx.lzma", spec.name)))?;
         let ptx = String::from_utf8(ptx).context("its PTX is not text")?;
         let (mut found, cubin) = inspect(spec, &ptx, &ptxas, &row.source_hash, &folder)?;
-        found.ptx_compressed = compressed(ptx.as_bytes()).len();
-        found.cubin_compressed = compressed(&cubin).len();
+        found.ptx_compressed = compressed(ptx.as_bytes())?.len();
+        found.cubin_compressed = compressed(&cubin)?.len();
         if !same_ptxas {
             // What ptxas decides is its own; the rest must be as recorded.
             found = Kernel {
@@ -105,7 +106,7 @@ fn check_files(manifest: &Manifest) -> Result<()> {
 
     let mut expected = BTreeSet::from(["manifest.json".to_owned()]);
     for row in &manifest.kernels {
-        expected.extend([format!("{}.ptx.z", row.name), format!("{}.cubin.z", row.name)]);
+        expected.extend([format!("{}.ptx.lzma", row.name), format!("{}.cubin.lzma", row.name)]);
     }
     for file in files_under(&artifacts())? {
         let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -117,9 +118,9 @@ fn check_files(manifest: &Manifest) -> Result<()> {
         bail!("host/artifacts lacks {missing}");
     }
     for row in &manifest.kernels {
-        let cubin = decompressed(&artifacts().join(format!("{}.cubin.z", row.name)))?;
+        let cubin = decompressed(&artifacts().join(format!("{}.cubin.lzma", row.name)))?;
         if hex_hash(&cubin) != row.cubin_hash {
-            bail!("{}.cubin.z is not the one of the manifest", row.name);
+            bail!("{}.cubin.lzma is not the one of the manifest", row.name);
         }
     }
     let sources = source_hash()?;
