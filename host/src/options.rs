@@ -56,8 +56,8 @@ impl<'i, 'a> OptionTensors<'i, 'a> {
 }
 
 impl OptionTensors<'_, '_> {
-    /// Checks the tensors of a call that runs on a device at `place`, each by `check`: its name, it,
-    /// the dimensions it needs and the bytes of an element.
+    /// Checks the tensors of a call that runs on a device at `place`, each by `check`: its name,
+    /// it, the dimensions it needs and the bytes of an element.
     ///
     /// # Errors
     /// The first error of `check`; [`Error::Argument`] for malformed lengths in host memory, and

@@ -44,8 +44,8 @@ pub struct WorkspaceBytes {
     /// Of [`Plan::run_into`].
     pub forward: usize,
     /// Of [`Plan::backward_into`]: the f32 sums of dQ and two values a query row, at most
-    /// 4·D̂·B·Hq·Sq + 8·B·Hq·Sq with D̂ the compiled head dimension and Sq rounded up to a tile, and
-    /// a few counters.
+    /// 4·D̂·B·Hq·Sq + 8·B·Hq·Sq with D̂ the compiled head dimension and Sq rounded up to a tile,
+    /// and a few counters.
     pub backward: usize,
 }
 
@@ -249,10 +249,10 @@ impl<T: Element> Plan<T> {
     }
 
     /// Computes the gradients asked for from the forward's results; `d_lse` is the gradient of lse,
-    /// if there is one. On a CUDA device the work is queued on `stream` as three kernels: nothing is
-    /// allocated, copied or waited for, so the call may be captured in a graph. `workspace` holds
-    /// at least [`Plan::workspace`]'s bytes, whatever is in them; calls that may overlap need one
-    /// each.
+    /// if there is one. On a CUDA device the work is queued on `stream` as three kernels: nothing
+    /// is allocated, copied or waited for, so the call may be captured in a graph. `workspace`
+    /// holds at least [`Plan::workspace`]'s bytes, whatever is in them; calls that may overlap need
+    /// one each.
     ///
     /// # Errors
     /// As [`Plan::run_into`]; [`Error::Unsupported`] where the plan has no backward kernels, with

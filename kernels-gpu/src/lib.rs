@@ -73,7 +73,8 @@ macro_rules! entry {
             backward::preprocess::block::<axes::$element>);
     };
     ($name:ident Portable Backward $tiling:ident $element:ident $mask:ident) => {
-        entry_point!("portable" $name(params: ferroflash_core::backward::params::PortableBackwardParams) =
+        entry_point!("portable"
+            $name(params: ferroflash_core::backward::params::PortableBackwardParams) =
             backward::portable::block::<tilings::$tiling, axes::$element, axes::$mask>);
     };
     ($name:ident Portable Convert $tiling:ident $element:ident $mask:ident) => {
@@ -85,7 +86,8 @@ macro_rules! entry {
             forward::hopper::block::<tilings::$tiling, axes::$element, axes::$mask>);
     };
     ($name:ident Hopper Backward $tiling:ident $element:ident $mask:ident) => {
-        entry_point!("hopper" $name(params: ferroflash_core::backward::params::HopperBackwardParams, maps) =
+        entry_point!("hopper"
+            $name(params: ferroflash_core::backward::params::HopperBackwardParams, maps) =
             backward::hopper::block::<tilings::$tiling, axes::$element, axes::$mask>);
     };
 }

@@ -3,8 +3,8 @@
 use std::sync::OnceLock;
 
 use ferroflash::{
-    Align, Attention, Broadcast, Device, Dropout, Dtype, Element, Error, Explanation, Layout, Mask,
-    Place, Plan, Preference, Result, Scale, Shape, WorkspaceBytes,
+    Align, Attention, Broadcast, Device, Direction, Dropout, Dtype, Element, Error, Explanation,
+    Layout, Mask, Place, Plan, Preference, Result, Scale, Shape, WorkspaceBytes,
 };
 use half::{bf16, f16};
 use pyo3::exceptions::PyValueError;
@@ -103,10 +103,12 @@ impl Options {
         typed(&self.attention(|_| true), dtype, place)
     }
 
-    /// The names of the arguments that no kernel at `place` does.
-    fn unsupported(&self, dtype: Dtype, place: Place) -> String {
-        let lacks = |attention: Attention| {
-            matches!(typed(&attention, dtype, place), Err(Error::Unsupported { .. }))
+    /// The names of the arguments that no kernel at `place` does, forward or backward.
+    fn unsupported(&self, direction: Direction, dtype: Dtype, place: Place) -> String {
+        let lacks = |attention: Attention| match typed(&attention, dtype, place) {
+            Err(Error::Unsupported { .. }) => true,
+            Ok(typed) => direction == Direction::Backward && typed.explain().no_backward.is_some(),
+            Err(_) => false,
         };
         if lacks(self.attention(|_| false)) {
             return "q, k, v".to_owned();
@@ -182,7 +184,7 @@ pub(crate) struct PyPlan {
     /// Bytes of workspace that a backward call needs.
     #[pyo3(get)]
     backward_bytes: usize,
-    /// Why there is no backward pass, where there is none.
+    /// The arguments that leave the call without a backward pass, and why, where there is none.
     #[pyo3(get)]
     no_backward: Option<String>,
 }
@@ -219,13 +221,18 @@ impl PyPlan {
         let options = read_options([q, k, v], options, declared)?;
         let typed = py.detach(|| {
             options.plan(dtype, place).map_err(|error| match error {
-                Error::Unsupported { .. } => (error, options.unsupported(dtype, place)),
+                Error::Unsupported { .. } => {
+                    (error, options.unsupported(Direction::Forward, dtype, place))
+                }
                 other => (other, String::new()),
             })
         });
         let typed = typed.map_err(|(error, names)| exception(error, &names))?;
         let WorkspaceBytes { forward, backward } = typed.workspace();
-        let no_backward = typed.explain().no_backward.clone();
+        let no_backward = typed.explain().no_backward.as_ref().map(|why| {
+            let names = options.unsupported(Direction::Backward, dtype, place);
+            format!("{names}: no gradients: {why}")
+        });
         Ok(Self { typed, place, forward_bytes: forward, backward_bytes: backward, no_backward })
     }
 

@@ -1,9 +1,9 @@
 //! The backward schedule, walked block by block as the kernels walk it, and what breaking it does.
 //!
-//! Blocks take turns, one phase each, so that what a GPU runs at once is interleaved here: scores of
-//! a step, with dSᵀ left in one of two places, then dQ of the step before added to shared sums. The
-//! walk as it is gives the gradients; each mutation is a fault that a kernel could have, and the
-//! bound that kernels are held to must catch it.
+//! Blocks take turns, one phase each, so that what a GPU runs at once is interleaved here: scores
+//! of a step, with dSᵀ left in one of two places, then dQ of the step before added to shared sums.
+//! The walk as it is gives the gradients; each mutation is a fault that a kernel could have, and
+//! the bound that kernels are held to must catch it.
 
 use ferroflash::Dtype;
 use ferroflash_core::backward::schedule::{BackwardSchedule, BackwardWork};

@@ -194,7 +194,7 @@ impl<'a> Call<'a> {
         let scratch = ScratchSizes { dq_channels, ..sizes }.at(self.workspace);
         // SAFETY: the caller's promise; each stage is given its own kernel.
         unsafe {
-            self.preprocess(device, &backward.preprocess, main.spec, stream, &sizes, scratch)?;
+            self.preprocess(device, &backward.preprocess, stream, &sizes, scratch)?;
             match maps {
                 Some(plans) => self.launch_hopper(device, main, stream, scratch, &plans)?,
                 None => self.launch_portable(device, main, stream, scratch)?,
@@ -218,7 +218,6 @@ impl<'a> Call<'a> {
         &self,
         device: &CudaDevice,
         kernel: &Kernel,
-        main: &KernelSpec,
         stream: sys::CUstream,
         sizes: &ScratchSizes,
         scratch: BackwardScratch,
@@ -237,11 +236,10 @@ impl<'a> Call<'a> {
             q_len: self.attention.shape.q_len as u32,
             q_heads: self.attention.shape.q_heads as u32,
             batch_heads: self.batch_heads(),
-            lse_factor: main.lse_factor(),
         };
         let blocks = scratch.padded_rows.div_ceil(STAGE_TILE as u32) * self.batch_heads();
-        // SAFETY: these are the parameters of a preprocess kernel; the rest is the caller's promise.
-        // The planner checked that the blocks fit the grid.
+        // SAFETY: these are the parameters of a preprocess kernel; the rest is the caller's
+        // promise. The planner checked that the blocks fit the grid.
         unsafe { kernel.launch(device, stream, blocks, &params) }
     }
 
@@ -349,7 +347,6 @@ impl<'a> Call<'a> {
             group: shape.group() as u32,
             axes: [plans[0].axes, plans[1].axes, plans[2].axes, plans[3].axes],
             scale,
-            scale_log2: scale * std::f32::consts::LOG2_E,
             ordered: self.ordered(),
         };
         let blocks = grid(kernel.spec, &schedule, &device.limits);
@@ -362,7 +359,8 @@ impl<'a> Call<'a> {
         u32::from(self.attention.deterministic && self.has_rows())
     }
 
-    /// What the copy engine is told of q, k, v and dO, or the tensor that it cannot address and why.
+    /// What the copy engine is told of q, k, v and dO, or the tensor that it cannot address and
+    /// why.
     fn tensor_maps(
         &self,
         spec: &KernelSpec,

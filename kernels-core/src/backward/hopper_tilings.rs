@@ -1,9 +1,9 @@
 //! Every tile size of the hopper backward kernels, each with its reason.
 //!
-//! Two warpgroups compute; a thread of theirs has 240 registers. Throughout it holds its share of dK
-//! and dV, `(D̂ + D̂v) · keys / 256` values; in a step first its share of Sᵀ and dPᵀ, which shrink to
-//! packed operands, then its share of dQ beside the next step's Sᵀ. Shared memory (227 KB) goes to
-//! two or three Q and dO tiles, then to staging dQ, then to a second K and V.
+//! Two warpgroups compute; a thread of theirs has 240 registers. Throughout it holds its share of
+//! dK and dV, `(D̂ + D̂v) · keys / 256` values; in a step first its share of Sᵀ and dPᵀ, which
+//! shrink to packed operands, then its share of dQ beside the next step's Sᵀ. Shared memory (227
+//! KB) goes to two or three Q and dO tiles, then to staging dQ, then to a second K and V.
 
 use super::hopper::{HopperBackwardTiling, QueryShare};
 use crate::tile::{TileShape, Tiling};

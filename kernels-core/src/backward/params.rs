@@ -11,8 +11,8 @@ use crate::visibility::Visibility;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackwardScratch {
-    /// f32 `[batch · q_heads, padded_rows]`: lse times [`PreprocessParams::lse_factor`]. `+∞` where
-    /// the row sees no key and for rows past the end, so that P is 0.
+    /// f32 `[batch · q_heads, padded_rows]`: lse; `+∞` where the row sees no key and for rows past
+    /// the end, so that P is 0.
     pub lse: u64,
     /// f32 `[batch · q_heads, padded_rows]`: delta = ⟨dO, O⟩ − dLSE; 0 where lse is `+∞`.
     pub delta: u64,
@@ -50,8 +50,6 @@ pub struct PreprocessParams {
     pub q_heads: u32,
     /// Batch items × query heads.
     pub batch_heads: u32,
-    /// What the main kernel wants lse in: log2 e for powers of two, 1 for natural.
-    pub lse_factor: f32,
 }
 
 /// Arguments of a convert kernel: dq = scale · sums, rounded to the element type.
@@ -139,8 +137,6 @@ pub struct HopperBackwardParams {
     pub axes: [AxisMasks; 4],
     /// Scale of the scores, with its sign.
     pub scale: f32,
-    /// `scale · log2 e`, with its sign: exponentials are powers of two.
-    pub scale_log2: f32,
     /// 1 where the parts of each dQ tile are added in the order of the key blocks.
     pub ordered: u32,
 }

@@ -132,8 +132,8 @@ impl PortableBackwardPlan {
     /// Block-wide barriers in the body.
     pub const fn barriers(tile: TileShape) -> u32 {
         let plan = Self::new(tile);
-        // The block's work; two around V's way into registers; two a step, and one more where a lone
-        // dO tile must be free early; two around an ordered sum; two around dK and dV.
+        // The block's work; two around V's way into registers; two a step, and one more where a
+        // lone dO tile must be free early; two around an ordered sum; two around dK and dV.
         let values = if plan.values_in_registers { 2 } else { 0 };
         let lone = if plan.splits > 1 && tile.stages == 1 { 1 } else { 0 };
         1 + values + 2 + lone + 2 + 2

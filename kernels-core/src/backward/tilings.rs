@@ -4,9 +4,9 @@
 //! block owns, `warps` those that multiply, and `stages` the dO tiles in flight.
 //!
 //! A portable thread holds dK and dV (`row_tiles · (D̂ + D̂v) / splits / 2` values), its V rows as
-//! operands where it owns one row tile (D̂v / 4), Sᵀ and dPᵀ of the queries at once, and about forty
-//! addresses and operands, of 255 registers. Plans stay within 101,376 bytes, what a block may have
-//! on compute capability 8.6 and 8.9.
+//! operands where it owns one row tile (D̂v / 4), Sᵀ and dPᵀ of the queries at once, and about
+//! forty addresses and operands, of 255 registers. Plans stay within 101,376 bytes, what a block
+//! may have on compute capability 8.6 and 8.9.
 
 use super::portable::{PortableBackwardPlan, PortableBackwardTiling};
 use crate::tile::{TileShape, Tiling};

@@ -1,4 +1,4 @@
-//! The first backward kernel: lse scaled, delta = ⟨dO, O⟩ − dLSE, sums and counters cleared (M4.4
+//! The first backward kernel: lse padded, delta = ⟨dO, O⟩ − dLSE, sums and counters cleared (M4.4
 //! §0x06.1).
 //!
 //! **Who owns what.** A block owns 64 padded rows of one (batch, query head), a warp 16 of them.
@@ -67,7 +67,7 @@ impl Warp<'_> {
             let index = self.batch_head as u64 * params.q_len as u64 + row as u64;
             let natural = load_global_f32(params.lse + index * 4);
             if natural != f32::NEG_INFINITY {
-                lse = natural * params.lse_factor;
+                lse = natural;
                 delta = sum;
                 if params.d_lse != 0 {
                     delta -= load_global_f32(params.d_lse + index * 4);

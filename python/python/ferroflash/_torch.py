@@ -135,7 +135,7 @@ def forward(
     """o, and lse if it is wanted, of q, k and v; no autograd."""
     made, place, (q, k, v), extra = _read(tensors, numbers, extras)
     if with_backward and made.no_backward is not None:
-        raise NotImplementedError(f"q, k, v: require a gradient, but {made.no_backward}")
+        raise NotImplementedError(made.no_backward)
     like = tensors[0]
     o_dims = (*q[1][:-1], v[1][-1])
     o, lse, lse_view = like.new_empty(o_dims), None, None

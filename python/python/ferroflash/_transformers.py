@@ -1,4 +1,4 @@
-"""Hugging Face transformers: attention by name, `attn_implementation="ferroflash"`."""
+"""Hugging Face transformers: attention by name, `attn_implementation="ferro_attention"`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 from ._attention import attention
 from ._sdpa import bias_or_mask
 
-NAME = "ferroflash"
+# A name with "flash" in it would be taken for a flavour of flash-attn, and looked for on the hub.
+NAME = "ferro_attention"
 
 
 def register_transformers() -> None:
-    """Makes `attn_implementation="ferroflash"` known to transformers (4.48 or later).
+    """Makes `attn_implementation="ferro_attention"` known to transformers (4.48 or later).
 
         ferroflash.register_transformers()
-        model = AutoModel.from_pretrained(name, attn_implementation="ferroflash")
+        model = AutoModel.from_pretrained(name, attn_implementation="ferro_attention")
 
     Masks are those that transformers makes for torch's attention: boolean, or none where a causal
     mask says it all. Attention weights and head masks are refused.

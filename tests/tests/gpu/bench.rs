@@ -3,8 +3,8 @@
 //! A sample is a group of launches long enough to be timed, divided by their number; 20 samples
 //! follow a warm-up. The last rows of one head are checked against the dense path as well, so that
 //! what is timed is known to be right at its real size: o forward, dq backward. FLOPs are
-//! 2·B·H·S²·(D + Dv) forward and 2·B·H·S²·(3·D + 2·Dv) for the whole backward pass, half of it where
-//! a mask is causal.
+//! 2·B·H·S²·(D + Dv) forward and 2·B·H·S²·(3·D + 2·Dv) for the whole backward pass, half of it
+//! where a mask is causal.
 
 use std::sync::OnceLock;
 

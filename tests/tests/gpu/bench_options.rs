@@ -1,8 +1,8 @@
 //! What each option costs: masked and general kernels at 4096 rows with one option at a time, to be
 //! held against the plain kernel of the same dimensions.
 //!
-//! FLOPs are those of the visible cells. Biases, masks, slopes and lengths are read from memory full
-//! of ones: as f32 next to nothing, as bytes true, as lengths past every key and so clamped.
+//! FLOPs are those of the visible cells. Biases, masks, slopes and lengths are read from memory
+//! full of ones: as f32 next to nothing, as bytes true, as lengths past every key and so clamped.
 
 use std::sync::OnceLock;
 

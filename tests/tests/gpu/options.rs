@@ -1,5 +1,5 @@
-//! Calls with options, for the kernels that take them: each option alone at the edges of tiles, then
-//! all of them together.
+//! Calls with options, for the kernels that take them: each option alone at the edges of tiles,
+//! then all of them together.
 
 use ferroflash::{Align, Broadcast, Dropout, KernelSpec, MaskClass};
 use ferroflash_tests::case::{Case, PackedLengths, Sight, shape};

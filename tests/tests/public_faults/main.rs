@@ -37,7 +37,10 @@ macro_rules! faults {
         $module:ident::$forward:ident $($backward:ident)?;)*) => {
         const FAULTS: &[Fault] = &[$(Fault {
             id: $id,
-            refused_on_gpu: [&[$($reason),*], faults!(@ [$($reason),*] $([$($backward_reason),*])?)],
+            refused_on_gpu: [
+                &[$($reason),*],
+                faults!(@ [$($reason),*] $([$($backward_reason),*])?),
+            ],
             forward: $module::$forward,
             backward: faults!(@ $module $($backward)?),
         }),*];

@@ -22,11 +22,12 @@ where
     T::ValueGradient: Product<E>,
     T::QueryGradient: Product<E>,
 {
-    /// Pᵀ = 2^(scale·Sᵀ − lse): lse is of a row, a column here.
+    /// Pᵀ = exp(scale·Sᵀ − lse): lse is of a row, a column here. It stays natural until it has been
+    /// subtracted: far below or above zero, log2 e would round both sides apart.
     #[inline(always)]
     pub(super) unsafe fn exponentials(&self, scores: &mut T::Scores) {
         let plan = Kernel::<T>::PLAN;
-        let scale_log2 = self.block.params.scale_log2;
+        let scale = self.block.params.scale;
         let rows = opaque(self.block.shared) + plan.lse + self.turn.slot * plan.row_stage;
         let rows = rows + self.first_own_row() * 4 + self.thread() % 4 * 8;
         let mut group = 0;
@@ -35,7 +36,8 @@ where
             let mut value = 0;
             while value < 4 {
                 let score = scores.at_mut(group * 4 + value);
-                *score = exp2(fma(*score, scale_log2, -lse[value % 2]));
+                let exponent = fma(*score, scale, -lse[value % 2]);
+                *score = exp2(exponent * core::f32::consts::LOG2_E);
                 value += 1;
             }
             group += 1;

@@ -17,20 +17,21 @@
 //! step. Rows past the end and channels past the tensors' are zero, so nothing beyond the tensors
 //! reaches a product. At the end dK and dV are staged where the tiles lay.
 //!
-//! **What protects what.** A step has two barriers. *Top*: everyone's copies of this step's Q and dO
-//! have arrived, and everyone has done with the last step's Q and dSᵀ, so that the next Q may be
+//! **What protects what.** A step has two barriers. *Top*: everyone's copies of this step's Q and
+//! dO have arrived, and everyone has done with the last step's Q and dSᵀ, so that the next Q may be
 //! copied and dSᵀ written. *Middle*: dSᵀ (and Pᵀ) are complete, and everyone has read the scores'
 //! operands. A lone dO slot is filled again after the last product that reads it: that is before
 //! the middle barrier or, where warps share keys, before one more barrier.
 //!
-//! **Masks.** P of a hidden cell, of a row past the end among them, is made 0 by selection, never by
-//! arithmetic; tiles that hold none skip the compares, and tiles with nothing visible are never
+//! **Masks.** P of a hidden cell, of a row past the end among them, is made 0 by selection, never
+//! by arithmetic; tiles that hold none skip the compares, and tiles with nothing visible are never
 //! loaded.
 //!
 //! **Ordered sums.** Where equal runs must be equal bits, blocks draw their number from a counter
 //! and a block adds to a dQ tile when the blocks of all lower keys have: it waits for the tile's
-//! turn, adds, and passes the turn on once every thread has added. Whoever it waits for drew a lower
-//! number, so it has started, and in turn waits for lower numbers only: the lowest never waits.
+//! turn, adds, and passes the turn on once every thread has added. Whoever it waits for drew a
+//! lower number, so it has started, and in turn waits for lower numbers only: the lowest never
+//! waits.
 
 mod gradients;
 mod scores;
