@@ -82,13 +82,16 @@ pub unsafe extern "C" fn ferroflash_plan_new(call: *const Call, plan: *mut *mut 
     if call.is_null() || plan.is_null() {
         return status(Err(invalid("call, plan", "a null pointer", "pointers to both")));
     }
+    // SAFETY: the caller's promise: nothing to free unless the call succeeds.
+    unsafe { ptr::write(plan, ptr::null_mut()) };
     // SAFETY: the caller's promise; the size comes first in every version.
     let size = unsafe { ptr::read(call.cast::<usize>()) };
-    if size < size_of::<Call>() {
-        let needs = format!("at least {}", size_of::<Call>());
+    // A larger one may ask for what this version would leave out.
+    if size != size_of::<Call>() {
+        let needs = format!("{}, as in this version's header", size_of::<Call>());
         return status(Err(invalid("call.size", size, &needs)));
     }
-    // SAFETY: the caller's promise, the structure being as large as this version's at least.
+    // SAFETY: the caller's promise, the structure being this version's.
     status(make(unsafe { &*call }).map(|made| {
         let made = Box::into_raw(Box::new(made));
         // SAFETY: the caller's promise.

@@ -75,6 +75,17 @@ impl OptionTensors<'_, '_> {
                 check(name, &tensor.raw, dims, size_of::<f32>())?;
             }
         }
+        // Kernels look up the slope of a row before they know whether an item holds it.
+        if let (Some((slopes, _)), Some(_)) = (&self.alibi_slopes, self.packed)
+            && slopes.dims().len() == 2
+            && attention.shape.batch > 1
+        {
+            return Err(Error::argument(
+                "alibi_slopes",
+                format!("{:?}", slopes.dims()),
+                "[q_heads] where items are packed, on a GPU",
+            ));
+        }
         if let Some((mask, dims)) = &self.boolean_mask {
             check("boolean_mask", &mask.raw, dims, size_of::<u8>())?;
         }

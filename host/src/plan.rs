@@ -45,26 +45,32 @@ pub struct WorkspaceBytes {
     pub forward: usize,
     /// Of [`Plan::backward_into`]: the f32 sums of dQ and two values a query row, at most
     /// 4·D̂·B·Hq·Sq + 8·B·Hq·Sq with D̂ the compiled head dimension and Sq rounded up to a tile,
-    /// and a few counters.
+    /// and counters: a few, and where sums are ordered one for each tile of query rows.
     pub backward: usize,
 }
 
 /// Memory that a call uses while it runs, on the plan's device.
 pub struct Workspace<'a> {
     raw: Option<Raw>,
-    _life: PhantomData<&'a mut [u8]>,
+    /// The tensor, whose guard orders the memory's other uses behind the call.
+    _tensor: Option<TensorMut<'a, u8>>,
 }
 
 impl Workspace<'_> {
     /// No memory, for a plan that needs none.
     pub const fn none() -> Self {
-        Self { raw: None, _life: PhantomData }
+        Self { raw: None, _tensor: None }
+    }
+
+    /// Scratch memory of the library's own, which is freed behind the call.
+    fn of(memory: &Scratch) -> Result<Self> {
+        Ok(Self { raw: Some(memory.raw()?), _tensor: None })
     }
 }
 
 impl<'a> From<TensorMut<'a, u8>> for Workspace<'a> {
     fn from(bytes: TensorMut<'a, u8>) -> Self {
-        Self { raw: Some(bytes.raw), _life: PhantomData }
+        Self { raw: Some(bytes.raw), _tensor: Some(bytes) }
     }
 }
 
@@ -183,8 +189,7 @@ impl<T: Element> Plan<T> {
             0 => self.run_into(stream, inputs, output, Workspace::none()),
             bytes => {
                 let memory = Scratch::new(&kernels.device, handle, bytes)?;
-                let workspace = Workspace { raw: Some(memory.raw()?), _life: PhantomData };
-                self.run_into(stream, inputs, output, workspace)
+                self.run_into(stream, inputs, output, Workspace::of(&memory)?)
             }
         }
     }
@@ -241,7 +246,7 @@ impl<T: Element> Plan<T> {
                 let handle = stream.handle(self.place)?;
                 self.check_backward(saved, d_o, d_lse, gradients, handle)?;
                 let memory = Scratch::new(&kernels.device, handle, bytes)?;
-                let workspace = Workspace { raw: Some(memory.raw()?), _life: PhantomData };
+                let workspace = Workspace::of(&memory)?;
                 self.backward_into(stream, saved, d_o, d_lse, gradients, workspace)
             }
             _ => self.backward_into(stream, saved, d_o, d_lse, gradients, Workspace::none()),

@@ -180,19 +180,19 @@ pub(crate) fn upload_lengths<T>(
             "lengths in device memory (Lengths::Device), which a replay can read",
         ));
     }
-    let values = |lengths: &Lengths<'_>| match lengths {
-        Lengths::Host(values) => values.len(),
-        Lengths::Device(_) => 0,
-    };
-    let count: usize = on_host.iter().map(|(_, lengths)| values(lengths)).sum();
+    let count: usize = on_host.iter().map(|(_, lengths)| host_values(lengths).len()).sum();
     let scratch = Scratch::new(device, stream, (count * size_of::<i32>()).max(1))?;
     let memory = scratch.raw()?;
+    // From pageable memory of our own, which the driver has read when its copy returns: what the
+    // caller gave may be page-locked, and read later.
+    let all: Vec<i32> =
+        on_host.iter().flat_map(|(_, lengths)| host_values(lengths)).copied().collect();
+    // SAFETY: the scratch was sized for all of them.
+    unsafe { result::memcpy_htod_async(memory.address as sys::CUdeviceptr, &all, stream) }
+        .map_err(failed("cuMemcpyHtoDAsync", None))?;
     let mut next = memory.address;
     for (_, lengths) in on_host {
         let Lengths::Host(values) = &*lengths else { continue };
-        // SAFETY: the copies lie one after another in the scratch, which was sized for all.
-        unsafe { result::memcpy_htod_async(next as sys::CUdeviceptr, values, stream) }
-            .map_err(failed("cuMemcpyHtoDAsync", None))?;
         let (count, bytes) = (values.len(), size_of_val(*values));
         // SAFETY: the scratch outlives the call that reads this, and is freed in its order.
         let copy = unsafe {
@@ -202,4 +202,12 @@ pub(crate) fn upload_lengths<T>(
         next += bytes;
     }
     Ok(Some(scratch))
+}
+
+/// The values that lie in host memory.
+fn host_values<'l>(lengths: &'l Lengths<'_>) -> &'l [i32] {
+    match lengths {
+        Lengths::Host(values) => values,
+        Lengths::Device(_) => &[],
+    }
 }

@@ -52,6 +52,8 @@ def gradients(
     extras: Extras | None,
 ) -> tuple[torch.Tensor | None, ...]:
     """dq, dk, dv, dbias and dsink; those of options that were not given are None."""
+    if torch.are_deterministic_algorithms_enabled():
+        numbers = (*numbers[:5], True)
     given = (None, None) if extras is None else (extras.bias, extras.sink)
     outputs: list[torch.Tensor | None] = [_gradient(x) for x in tensors]
     outputs += [None if x is None else _gradient(x) for x in given]
@@ -159,6 +161,8 @@ def backward(
 ) -> None:
     """Writes dq, dk, dv, dbias and dsink, those that are not None; saved is o, lse, d_o, d_lse."""
     made, place, (q, k, v), extra = _read(tensors, numbers, extras)
+    if made.no_backward is not None:
+        raise NotImplementedError(made.no_backward)
     dtype, where = tensors[0].dtype, tensors[0].device
     o, lse, d_o, d_lse = saved
     if d_o.stride(-1) != 1 or d_o.is_neg():
@@ -205,7 +209,7 @@ def with_state(dropout: tuple[float, Any]) -> tuple[float, tuple[int, int]]:
     """The dropout with its (seed, offset), drawn from torch's default generator if it has none."""
     probability, state = dropout
     if state is None:
-        state = torch.empty(2, dtype=torch.int64).random_()
+        state = torch.empty(2, dtype=torch.int64, device="cpu").random_()
     if isinstance(state, torch.Tensor):
         state = state.tolist()
     return probability, seed_and_offset(state)

@@ -28,7 +28,7 @@ def attend(tensors: tuple, numbers: Options, extras: Extras | None) -> tuple[_Te
         # Drawn in the graph, so that every run of it draws anew.
         state = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device="cpu")
     elif state is not None and not isinstance(state, torch.Tensor):
-        state = torch.tensor(state, dtype=torch.int64)
+        state = torch.tensor(state, dtype=torch.int64, device="cpu")
     longest_q, longest_k = extras.longest
     scale, top_left, left, right, softcap, deterministic = numbers
     if torch.are_deterministic_algorithms_enabled():

@@ -36,6 +36,8 @@ impl Options {
             case = case.with_softcap(cap);
         }
         if let Some(is_each_item) = self.alibi {
+            // Packed items share their slopes on a GPU.
+            let is_each_item = is_each_item && self.packed.is_none();
             let count = if is_each_item { s.batch * s.q_heads } else { s.q_heads };
             case = case.with_alibi(&uniform(seed + 1, count, 0.0, 0.5));
         }
