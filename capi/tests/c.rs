@@ -47,7 +47,8 @@ fn message() -> String {
 }
 
 fn plan(call: &Call) -> (Status, *mut Plan) {
-    let mut plan = ptr::null_mut();
+    // Not null, so that a failure must write null.
+    let mut plan = ptr::dangling_mut();
     // SAFETY: both pointers are to live memory, and the size is true.
     let status = unsafe { ferroflash_plan_new(call, &raw mut plan) };
     (status, plan)
@@ -111,12 +112,14 @@ fn a_call_both_ways() {
 fn refusals_have_words() {
     let cases = [
         (Call { size: 8, ..call() }, "call.size"),
+        (Call { size: size_of::<Call>() + 8, ..call() }, "call.size"),
         (Call { dtype: 9, ..call() }, "call.dtype"),
         (Call { kv_heads: 0, ..call() }, "kv_heads"),
         (Call { scale: f32::NAN, scaled: true, ..call() }, "scale"),
     ];
     for (call, argument) in cases {
-        assert_eq!(plan(&call).0, Status::Invalid, "{argument}");
+        let (status, made) = plan(&call);
+        assert_eq!((status, made), (Status::Invalid, ptr::null_mut()), "{argument}");
         assert!(message().starts_with(argument), "{}", message());
     }
     // SAFETY: nulls are refused.

@@ -37,7 +37,7 @@ pub struct Inputs<'a, T> {
     /// [`Attention::boolean_mask`](super::Attention::boolean_mask).
     pub boolean_mask: Option<TensorRef<'a, u8>>,
     /// ALiBi slopes, `[Hq]` or `[B, Hq]`, if declared by
-    /// [`Attention::alibi`](super::Attention::alibi).
+    /// [`Attention::alibi`](super::Attention::alibi); `[Hq]` alone of packed items on a GPU.
     pub alibi_slopes: Option<TensorRef<'a, f32>>,
     /// Sink logits, `[Hq]`, if declared by [`Attention::sink`](super::Attention::sink).
     pub sink: Option<TensorRef<'a, f32>>,

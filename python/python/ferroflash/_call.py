@@ -94,6 +94,11 @@ def length(value: Any, name: str) -> int:
     return value
 
 
+def rows_of(q: Any) -> tuple:
+    """[batch, head, row] of q [batch, row, head, channel]; [head, token] where items are packed."""
+    return (q[1], q[0]) if len(q) == 3 else (q[0], q[2], q[1])
+
+
 def backend(q: Any) -> Any:
     """The module that speaks for arrays such as `q`."""
     return _BACKENDS.get(type(q)) or _find_backend(q)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import _native
-from ._call import Extras, Options, plan, read_extras, seed_and_offset
+from ._call import Extras, Options, plan, read_extras, rows_of, seed_and_offset
 
 _ORDER = "<" if sys.byteorder == "little" else ">"
 # Element types as the native side numbers them, by numpy's type string.
@@ -25,7 +25,7 @@ def attend(
     """o, and lse if it is wanted."""
     made, (q, k, v), extra = _read(tensors, numbers, extras)
     o = np.empty((*q[1][:-1], v[1][-1]), tensors[0].dtype)
-    lse = np.empty(_lse_dims(q[1]), np.float32) if want_lse else None
+    lse = np.empty(rows_of(q[1]), np.float32) if want_lse else None
     lse_view = None if lse is None else _view(lse)
     _native.forward(made, _PLACE, q, k, v, extra, _view(o), lse_view, 0)
     return o, lse
@@ -124,11 +124,6 @@ def _check_kind(array: Any, name: str) -> None:
 def _view(array: np.ndarray) -> tuple:
     """A contiguous array of our own."""
     return array.__array_interface__["data"][0], array.shape, None
-
-
-def _lse_dims(q: tuple) -> tuple:
-    """[batch, head, row] of q [batch, row, head, channel]; [head, token] where items are packed."""
-    return (q[1], q[0]) if len(q) == 3 else (q[0], q[2], q[1])
 
 
 def with_state(dropout: tuple[float, Any]) -> tuple[float, tuple[int, int]]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from . import _native
-from ._call import ARRAYS, Extras, Options, plan, read_extras, seed_and_offset
+from ._call import ARRAYS, Extras, Options, plan, read_extras, rows_of, seed_and_offset
 
 # Element types as the native side numbers them.
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
@@ -30,9 +30,7 @@ def attend(
         from . import _torch_ops
 
         return _torch_ops.attend(split(autocast(tensors)), numbers, extras)
-    tensors = autocast(tensors)
-    if torch.are_deterministic_algorithms_enabled():
-        numbers = (*numbers[:5], True)
+    tensors, numbers = autocast(tensors), as_deterministic(numbers)
     if extras is not None and extras.dropout is not None:
         extras = extras._replace(dropout=with_state(extras.dropout))
     if torch.is_grad_enabled() and _wants_gradient(tensors, extras):
@@ -52,8 +50,7 @@ def gradients(
     extras: Extras | None,
 ) -> tuple[torch.Tensor | None, ...]:
     """dq, dk, dv, dbias and dsink; those of options that were not given are None."""
-    if torch.are_deterministic_algorithms_enabled():
-        numbers = (*numbers[:5], True)
+    numbers = as_deterministic(numbers)
     given = (None, None) if extras is None else (extras.bias, extras.sink)
     outputs: list[torch.Tensor | None] = [_gradient(x) for x in tensors]
     outputs += [None if x is None else _gradient(x) for x in given]
@@ -200,11 +197,6 @@ def _split_gradients(results: list) -> tuple:
     return (*results[:-1], *((None,) * parts if packed is None else packed.unbind(-3)))
 
 
-def rows_of(q: Any) -> tuple:
-    """[batch, head, row] of q [batch, row, head, channel]; [head, token] where items are packed."""
-    return (q[1], q[0]) if len(q) == 3 else (q[0], q[2], q[1])
-
-
 def with_state(dropout: tuple[float, Any]) -> tuple[float, tuple[int, int]]:
     """The dropout with its (seed, offset), drawn from torch's default generator if it has none."""
     probability, state = dropout
@@ -233,6 +225,11 @@ def one_hot(columns: list, first: int, end: int, k: torch.Tensor) -> torch.Tenso
     rows = torch.tensor(columns, device=k.device)[:, None]
     rows = (rows == torch.arange(first, end, device=k.device)).to(k.dtype)
     return rows[:, None].expand(*k.shape[:-1], end - first)
+
+
+def as_deterministic(numbers: Options) -> Options:
+    """The call, deterministic also where torch was told to be."""
+    return (*numbers[:5], True) if torch.are_deterministic_algorithms_enabled() else numbers
 
 
 def autocast(tensors: tuple) -> tuple:

@@ -11,7 +11,7 @@ from typing import Any, Optional
 import torch
 
 from . import _torch
-from ._call import ARRAYS, Extras, Options
+from ._call import ARRAYS, Extras, Options, rows_of
 
 _Tensor = torch.Tensor
 # Schemas are read from these names, which `X | None` is none of before Python 3.10.
@@ -30,9 +30,7 @@ def attend(tensors: tuple, numbers: Options, extras: Extras | None) -> tuple[_Te
     elif state is not None and not isinstance(state, torch.Tensor):
         state = torch.tensor(state, dtype=torch.int64, device="cpu")
     longest_q, longest_k = extras.longest
-    scale, top_left, left, right, softcap, deterministic = numbers
-    if torch.are_deterministic_algorithms_enabled():
-        deterministic = True
+    scale, top_left, left, right, softcap, deterministic = _torch.as_deterministic(numbers)
     return torch.ops.ferroflash.attention(
         *tensors,
         *extras[:ARRAYS],
@@ -85,7 +83,7 @@ def _attention(
 @_attention.register_fake
 def _(q, k, v, *options):
     o = q.new_empty((*q.shape[:-1], v.shape[-1]))
-    return o, q.new_empty(_torch.rows_of(q.shape), dtype=torch.float32)
+    return o, q.new_empty(rows_of(q.shape), dtype=torch.float32)
 
 
 @torch.library.custom_op("ferroflash::attention_backward", mutates_args=())
