@@ -86,6 +86,22 @@ impl KernelSpec {
         }
     }
 
+    /// The part of the build that compiles it: kernels of one unit share a module, and a feature of
+    /// the kernels crate.
+    pub const fn unit(&self) -> &'static str {
+        let has_options = matches!(self.mask, MaskClass::Masked | MaskClass::General);
+        match (self.family, self.direction, has_options) {
+            (Family::Portable, Direction::Forward, false) => "portable_forward",
+            (Family::Portable, Direction::Forward, true) => "portable_forward_options",
+            (Family::Portable, _, false) => "portable_backward",
+            (Family::Portable, _, true) => "portable_backward_options",
+            (Family::Hopper, Direction::Forward, false) => "hopper_forward",
+            (Family::Hopper, Direction::Forward, true) => "hopper_forward_options",
+            (Family::Hopper, _, false) => "hopper_backward",
+            (Family::Hopper, _, true) => "hopper_backward_options",
+        }
+    }
+
     /// `mma` (or `wgmma`) instructions in the body: the two products of one K/V tile, unrolled,
     /// and written once.
     pub const fn matrix_instructions(&self) -> u32 {

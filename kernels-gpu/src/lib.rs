@@ -52,41 +52,46 @@ macro_rules! entries {
     };
 }
 
-/// Which function a row's entry point calls, with which parameters.
+/// Which function a row's entry point calls, with which parameters, in which unit of the build
+/// (`KernelSpec::unit`).
 macro_rules! entry {
     ($name:ident Portable Forward $tiling:ident $element:ident Masked) => {
-        entry_point!("portable"
+        entry_point!("portable_forward_options"
             $name(params: ferroflash_core::params::options::PortableMaskedParams) =
             forward::portable::masked_block::<tilings::$tiling, axes::$element, axes::Masked>);
     };
     ($name:ident Portable Forward $tiling:ident $element:ident General) => {
-        entry_point!("portable"
+        entry_point!("portable_forward_options"
             $name(params: ferroflash_core::params::options::PortableMaskedParams) =
             forward::portable::masked_block::<tilings::$tiling, axes::$element, axes::General>);
     };
     ($name:ident Portable Forward $tiling:ident $element:ident $mask:ident) => {
-        entry_point!("portable" $name(params: ferroflash_core::params::PortableForwardParams) =
+        entry_point!("portable_forward"
+            $name(params: ferroflash_core::params::PortableForwardParams) =
             forward::portable::block::<tilings::$tiling, axes::$element, axes::$mask>);
     };
     ($name:ident Portable Preprocess $tiling:ident $element:ident $mask:ident) => {
-        entry_point!("portable" $name(params: ferroflash_core::backward::params::PreprocessParams) =
+        entry_point!("portable_backward"
+            $name(params: ferroflash_core::backward::params::PreprocessParams) =
             backward::preprocess::block::<axes::$element>);
     };
     ($name:ident Portable Backward $tiling:ident $element:ident $mask:ident) => {
-        entry_point!("portable"
+        entry_point!("portable_backward"
             $name(params: ferroflash_core::backward::params::PortableBackwardParams) =
             backward::portable::block::<tilings::$tiling, axes::$element, axes::$mask>);
     };
     ($name:ident Portable Convert $tiling:ident $element:ident $mask:ident) => {
-        entry_point!("portable" $name(params: ferroflash_core::backward::params::ConvertParams) =
+        entry_point!("portable_backward"
+            $name(params: ferroflash_core::backward::params::ConvertParams) =
             backward::convert::block::<axes::$element>);
     };
     ($name:ident Hopper Forward $tiling:ident $element:ident $mask:ident) => {
-        entry_point!("hopper" $name(params: ferroflash_core::params::HopperForwardParams, maps) =
+        entry_point!("hopper_forward"
+            $name(params: ferroflash_core::params::HopperForwardParams, maps) =
             forward::hopper::block::<tilings::$tiling, axes::$element, axes::$mask>);
     };
     ($name:ident Hopper Backward $tiling:ident $element:ident $mask:ident) => {
-        entry_point!("hopper"
+        entry_point!("hopper_backward"
             $name(params: ferroflash_core::backward::params::HopperBackwardParams, maps) =
             backward::hopper::block::<tilings::$tiling, axes::$element, axes::$mask>);
     };
@@ -94,8 +99,8 @@ macro_rules! entry {
 
 /// The entry point itself; with `maps`, the function is given its parameters' address as well.
 macro_rules! entry_point {
-    ($family:literal $name:ident($params:ident: $type:path) = $block:expr) => {
-        #[cfg(all(target_arch = "nvptx64", feature = $family))]
+    ($unit:literal $name:ident($params:ident: $type:path) = $block:expr) => {
+        #[cfg(all(target_arch = "nvptx64", feature = $unit))]
         #[doc(hidden)]
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name($params: $type) {
@@ -104,8 +109,8 @@ macro_rules! entry_point {
         #[cfg(not(target_arch = "nvptx64"))]
         const _: unsafe fn(&$type) = $block;
     };
-    ($family:literal $name:ident($params:ident: $type:path, maps) = $block:expr) => {
-        #[cfg(all(target_arch = "nvptx64", feature = $family))]
+    ($unit:literal $name:ident($params:ident: $type:path, maps) = $block:expr) => {
+        #[cfg(all(target_arch = "nvptx64", feature = $unit))]
         #[doc(hidden)]
         #[unsafe(no_mangle)]
         pub unsafe extern "ptx-kernel" fn $name($params: $type) {

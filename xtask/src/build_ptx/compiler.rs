@@ -1,4 +1,4 @@
-//! A rustc that can build `core` for `nvptx64-nvidia-cuda`, and the build of one family with it.
+//! A rustc that can build `core` for `nvptx64-nvidia-cuda`, and the build of one unit with it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -73,14 +73,14 @@ impl Compiler {
         field(&self.version, "LLVM version").unwrap_or("unknown")
     }
 
-    /// Compiles every kernel of one family and returns the module's PTX.
-    pub(crate) fn compile(&self, family: Family) -> Result<String> {
+    /// Compiles every kernel of one unit of a family and returns the module's PTX.
+    pub(crate) fn compile(&self, family: Family, unit: &str) -> Result<String> {
         let flags = rustflags(family)?;
         let remap = format!("--remap-path-prefix={}=.", root().display());
         // Another compiler or other flags must not find this one's outputs fresh: the `.s` has the
         // same name whoever wrote it.
         let key = hex_hash(format!("{}\0{}", self.version, flags.join("\0")).as_bytes());
-        let folder = target().join("ptx-build").join(format!("{}-{}", family.name(), &key[..8]));
+        let folder = target().join("ptx-build").join(format!("{unit}-{}", &key[..8]));
 
         let mut command = match &self.cargo {
             Some(program) => {
@@ -93,7 +93,7 @@ impl Compiler {
         command
             .args(["rustc", "--quiet", "--package", "ferroflash-kernels", "--lib"])
             .args(["--profile", "ptx", "--target", "nvptx64-nvidia-cuda", "-Zbuild-std=core"])
-            .args(["--no-default-features", "--features", family.name()])
+            .args(["--no-default-features", "--features", unit])
             .args(["--crate-type", "cdylib", "--target-dir"])
             .arg(&folder)
             .args(["--", "--emit=asm"]);
@@ -121,7 +121,7 @@ impl Compiler {
             eprintln!("{said}");
         }
         if !output.status.success() {
-            bail!("{} did not compile the {} kernels", self.origin, family.name());
+            bail!("{} did not compile the unit {unit}", self.origin);
         }
         let text = folder.join("nvptx64-nvidia-cuda/ptx/deps/ferroflash_kernels.s");
         read_text(&text).context("rustc wrote no PTX; remove the folder to build it anew")

@@ -1,6 +1,6 @@
 //! Kernels in Rust → PTX and machine code that the library embeds.
 //!
-//! For each family: compile all its kernels as one module ([`compiler`]), take the module apart
+//! For each unit of a family: compile its kernels as one module ([`compiler`]), take it apart
 //! and patch each kernel from the table ([`ptx_text`]), assemble it ([`assemble`]), check it
 //! ([`checks`]), and write the compressed files and their manifest ([`manifest`]).
 
@@ -65,19 +65,19 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     if specs.is_empty() {
         bail!("no kernel's name contains `{}`", options.kernel.as_deref().unwrap_or_default());
     }
-    let mut built = Vec::new();
-    for family in families(&specs) {
-        eprintln!("compiling the {} kernels for {}", family.name(), family.ptx_target());
-        let module = Module::parse(&compiler.compile(family)?)?;
-        let of_family = KERNELS.iter().filter(|spec| spec.family == family);
+    let modules = in_parallel(&units(&specs), |&(family, unit)| -> Result<(&str, Module)> {
+        eprintln!("compiling {unit} for {}", family.ptx_target());
+        let module = Module::parse(&compiler.compile(family, unit)?)?;
+        let of_unit = KERNELS.iter().filter(|spec| spec.unit() == unit);
         checks::same_names(
             "the compiled module",
-            of_family.map(|spec| spec.name),
+            of_unit.map(|spec| spec.name),
             module.entries.iter().map(|entry| entry.name.as_str()),
         )?;
-        let specs: Vec<_> = specs.iter().copied().filter(|s| s.family == family).collect();
-        built.extend(build_family(&module, &specs, &ptxas, options.keep)?);
-    }
+        Ok((unit, module))
+    });
+    let modules = modules.into_iter().collect::<Result<Vec<_>>>()?;
+    let built = build_kernels(&modules, &specs, &ptxas, options.keep)?;
 
     let new = new_manifest(&compiler, &ptxas, &built, options.kernel.is_some())?;
     checks::limits(&new.kernels)?;
@@ -95,15 +95,16 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// The families of some kernels, in the table's order.
-fn families(specs: &[&KernelSpec]) -> Vec<Family> {
-    let mut families = Vec::new();
+/// The units of some kernels, each with its family, in the table's order.
+fn units(specs: &[&KernelSpec]) -> Vec<(Family, &'static str)> {
+    let mut units = Vec::new();
     for spec in specs {
-        if !families.contains(&spec.family) {
-            families.push(spec.family);
+        let unit = (spec.family, spec.unit());
+        if !units.contains(&unit) {
+            units.push(unit);
         }
     }
-    families
+    units
 }
 
 /// The manifest after this build: of one with a `--kernel`, the other rows stay.
@@ -114,7 +115,7 @@ fn new_manifest(
     partial: bool,
 ) -> Result<Manifest> {
     let mut families_of_table = Vec::new();
-    for family in families(&KERNELS.iter().collect::<Vec<_>>()) {
+    for family in [Family::Portable, Family::Hopper] {
         families_of_table.push(FamilyRecord {
             family: family.name().to_owned(),
             rustflags: rustflags(family)?,
@@ -146,9 +147,9 @@ fn new_manifest(
     Ok(new)
 }
 
-/// Patches, assembles and checks some kernels of a module, on every core.
-fn build_family(
-    module: &Module,
+/// Patches, assembles and checks some kernels of the compiled units, on every core.
+fn build_kernels(
+    modules: &[(&str, Module)],
     specs: &[&KernelSpec],
     ptxas: &Ptxas,
     keep: bool,
@@ -157,6 +158,8 @@ fn build_family(
     create_folder(&folder)?;
     let sources = source_hash()?;
     let results = in_parallel(specs, |spec| {
+        let of_unit = modules.iter().find(|(unit, _)| *unit == spec.unit());
+        let (_, module) = of_unit.context("its unit was not compiled")?;
         build_kernel(module, spec, ptxas, &sources, &folder).with_context(|| spec.name.to_owned())
     });
     if keep {
