@@ -1,0 +1,223 @@
+//! `ferroflash bench` on the CPU: small runs, their files, and comparisons.
+
+mod common;
+
+use common::Folder;
+use serde_json::Value;
+
+const TINY: &[&str] = &[
+    "bench",
+    "--device",
+    "cpu",
+    "--seqs",
+    "24,40",
+    "--dims",
+    "8",
+    "--heads",
+    "2",
+    "--kv-heads",
+    "1",
+    "--batch",
+    "1",
+];
+
+fn tiny(more: &[&'static str]) -> Vec<&'static str> {
+    [TINY, more].concat()
+}
+
+fn json(folder: &Folder, name: &str) -> Value {
+    let text = std::fs::read_to_string(folder.path(name)).expect("the file is there");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+/// The file with some of its text replaced.
+fn altered(folder: &Folder, name: &str, new: &str, from: &str, to: &str) {
+    let text = std::fs::read_to_string(folder.path(name)).expect("the file is there");
+    assert!(text.contains(from), "no `{from}` in {name}");
+    folder.write(new, text.replace(from, to).as_bytes());
+}
+
+fn follows_the_schema(run: &Value) {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/schemas/bench.v1.json");
+    let schema = std::fs::read_to_string(path).expect("the schema is there");
+    let schema: Value = serde_json::from_str(&schema).expect("JSON");
+    jsonschema::meta::validate(&schema).expect("a schema");
+    let validator = jsonschema::validator_for(&schema).expect("a schema");
+    let faults: Vec<String> = validator
+        .iter_errors(run)
+        .map(|fault| format!("{}: {fault}", fault.instance_path()))
+        .collect();
+    assert!(faults.is_empty(), "{faults:#?}");
+    // It must be able to refuse.
+    for (pointer, wrong) in [
+        ("/schema", Value::from("ferroflash.bench.v2")),
+        ("/rows/0/ms/ferroflash", Value::from(vec![1.0; 19])),
+        ("/rows/0/direction", Value::from("sideways")),
+        ("/device/units", Value::from(0)),
+    ] {
+        let mut run = run.clone();
+        *run.pointer_mut(pointer).expect(pointer) = wrong;
+        assert!(!validator.is_valid(&run), "{pointer} was let through");
+    }
+}
+
+#[test]
+fn a_grid_is_measured_and_written() {
+    let folder = Folder::new();
+    let files = ["--json", "run.json", "--csv", "run.csv", "--html", "run.html"];
+    let passes = ["--directions", "forward,backward,deterministic"];
+    let said = folder.run(&tiny(&[&files[..], &passes].concat())).succeeded().stdout;
+    for words in ["backward, causal, deterministic", "cpu_tiled_forward", "2/1", "clocks  not read"]
+    {
+        assert!(said.contains(words), "no `{words}` in\n{said}");
+    }
+    let run = json(&folder, "run.json");
+    follows_the_schema(&run);
+    let rows = run["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 2 * 2 * 3);
+    for row in rows {
+        let samples = row["ms"]["ferroflash"].as_array().expect("samples");
+        assert_eq!(samples.len(), 20);
+        // A sample lasts about two milliseconds, beside which the clock's own time is nothing.
+        let calls = row["calls"]["ferroflash"].as_f64().expect("calls");
+        let least = samples.iter().filter_map(Value::as_f64).fold(f64::INFINITY, f64::min);
+        assert!(run["timer_ms"].as_f64().expect("a time") < 0.05 * calls * least, "{row}");
+    }
+    assert_eq!(std::fs::read_to_string(folder.path("run.csv")).expect("csv").lines().count(), 13);
+    assert!(std::fs::read_to_string(folder.path("run.html")).expect("html").contains("<svg"));
+}
+
+#[test]
+fn options_are_part_of_a_workload() {
+    let folder = Folder::new();
+    let options = [
+        "--seqs",
+        "24",
+        "--kv-len",
+        "40",
+        "--causal",
+        "top-left",
+        "--directions",
+        "forward",
+        "--window",
+        "7,0",
+        "--softcap",
+        "30",
+        "--dropout",
+        "0.5",
+        "--alibi",
+        "--scale",
+        "-0.5",
+        "--dtype",
+        "bf16,f32",
+        "--json",
+        "-",
+    ];
+    let tiny: Vec<&str> = [&["bench", "--device", "cpu", "--dims", "8"], &options[..]].concat();
+    let run = folder.run(&tiny).succeeded().json();
+    follows_the_schema(&run);
+    let rows = run["rows"].as_array().expect("rows");
+    assert_eq!(rows.len(), 2);
+    let expected = serde_json::json!({
+        "window": [7, 0], "align": "top-left", "scale": -0.5, "softcap": 30.0, "dropout": 0.5,
+        "alibi": true
+    });
+    assert_eq!(rows[0]["options"], expected);
+    assert_eq!((&rows[0]["dtype"], &rows[1]["dtype"]), (&"bf16".into(), &"f32".into()));
+    // Row i sees keys i - 7 to i.
+    let cells = 24.0 * 8.0 - 28.0;
+    let heads = rows[0]["heads"].as_f64().expect("heads") * rows[0]["b"].as_f64().expect("items");
+    assert_eq!(rows[0]["flops"].as_f64(), Some(4.0 * 8.0 * cells * heads));
+}
+
+#[test]
+fn files_that_are_there_stay() {
+    let folder = Folder::new();
+    folder.write("run.json", b"precious");
+    let write = tiny(&["--directions", "forward", "--json", "run.json"]);
+    folder.run(&write).refused(&["--json", "run.json is there already", "--force"]);
+    assert_eq!(std::fs::read(folder.path("run.json")).expect("there"), b"precious");
+    folder.run(&[&write[..], &["--force"]].concat()).succeeded();
+    assert_eq!(json(&folder, "run.json")["schema"], "ferroflash.bench.v1");
+    folder.run(&tiny(&["--json", "a", "--csv", "a"])).refused(&["--csv", "--json's too"]);
+}
+
+#[test]
+fn runs_are_compared() {
+    let folder = Folder::new();
+    let measure = ["bench", "--device", "cpu", "--seqs", "24", "--dims", "8", "--json", "old.json"];
+    folder.run(&measure).succeeded();
+    let same = ["bench", "--from", "old.json", "--against", "old.json"];
+    let said = folder.run(&same).succeeded().stdout;
+    assert!(said.contains("0 slower, 0 faster"), "{said}");
+
+    // The same samples, each twice as long: read in place of measured.
+    let mut slower = json(&folder, "old.json");
+    for row in slower["rows"].as_array_mut().expect("rows") {
+        for sample in row["ms"]["ferroflash"].as_array_mut().expect("samples") {
+            *sample = Value::from(2.0 * sample.as_f64().expect("a time"));
+        }
+    }
+    folder.write("slower.json", slower.to_string().as_bytes());
+    let ran = folder.run(&["bench", "--from", "slower.json", "--against", "old.json"]);
+    assert_eq!(ran.code, Some(3), "{ran:?}");
+    assert!(ran.stdout.contains("4 slower") && ran.stderr.contains("got slower"), "{ran:?}");
+    let ran = folder.run(&["bench", "--from", "old.json", "--against", "slower.json"]);
+    assert!(ran.succeeded().stdout.contains("4 faster"));
+}
+
+#[test]
+fn runs_that_do_not_fit_are_refused() {
+    let folder = Folder::new();
+    let measure = ["bench", "--device", "cpu", "--seqs", "24", "--dims", "8", "--json", "run.json"];
+    folder.run(&[&measure[..], &["--directions", "forward"]].concat()).succeeded();
+    let whole = std::fs::read(folder.path("run.json")).expect("the file is there");
+    folder.write("half.json", &whole[..whole.len() / 2]);
+    altered(&folder, "run.json", "v2.json", "bench.v1", "bench.v2");
+    altered(&folder, "run.json", "elsewhere.json", "\"units\":", "\"units\":1");
+    let mut twice = json(&folder, "run.json");
+    let row = twice["rows"][0].clone();
+    twice["rows"].as_array_mut().expect("rows").push(row);
+    folder.write("twice.json", twice.to_string().as_bytes());
+    for (file, words) in [
+        ("half.json", "cut short"),
+        ("v2.json", "of schema ferroflash.bench.v2"),
+        ("twice.json", "the same workload"),
+        ("elsewhere.json", "was measured on"),
+        ("none.json", "none.json"),
+    ] {
+        let compare = ["bench", "--from", "run.json", "--against", file];
+        folder.run(&compare).refused(&["--against", words]);
+    }
+    folder.run(&["bench", "--from", "half.json"]).refused(&["--from", "cut short"]);
+}
+
+#[test]
+fn sizes_that_cannot_be_are_refused() {
+    let folder = Folder::new();
+    for (words, argument) in [
+        (&["--seqs", "0"][..], "--seqs"),
+        (&["--dims", "0"], "--dims"),
+        (&["--heads", "0"], "--heads"),
+        (&["--dims", "8,8"], "asked for twice"),
+        (&["--rounds", "19"], "--rounds"),
+        (&["--softcap", "-1"], "softcap"),
+        (&["--heads", "2", "--kv-heads", "3"], "q_heads"),
+    ] {
+        folder.run(&[&["bench", "--device", "cpu"], words].concat()).refused(&[argument]);
+    }
+}
+
+#[test]
+fn roofs_are_measured() {
+    let folder = Folder::new();
+    let run = folder.run(&["bench", "--device", "cpu", "--only-roofs", "--json", "-"]);
+    let run = run.succeeded().json();
+    let roofs = run["roofs"].as_array().expect("roofs");
+    let kinds: Vec<&str> = roofs.iter().filter_map(|roof| roof["kind"].as_str()).collect();
+    assert_eq!(kinds, ["copy", "matrix"]);
+    assert_eq!(run["rows"], serde_json::json!([]));
+    for roof in roofs {
+        assert_eq!(roof["ms"].as_array().map(Vec::len), Some(20));
+    }
+}
