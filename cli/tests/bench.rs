@@ -37,28 +37,54 @@ fn altered(folder: &Folder, name: &str, new: &str, from: &str, to: &str) {
     folder.write(new, text.replace(from, to).as_bytes());
 }
 
-fn follows_the_schema(run: &Value) {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/schemas/bench.v1.json");
-    let schema = std::fs::read_to_string(path).expect("the schema is there");
-    let schema: Value = serde_json::from_str(&schema).expect("JSON");
+fn schema() -> jsonschema::Validator {
+    let schema: Value = json_at("../fixtures/schemas/bench.v1.json");
     jsonschema::meta::validate(&schema).expect("a schema");
-    let validator = jsonschema::validator_for(&schema).expect("a schema");
-    let faults: Vec<String> = validator
+    jsonschema::validator_for(&schema).expect("a schema")
+}
+
+/// A file of the repository.
+fn json_at(path: &str) -> Value {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    let text = std::fs::read_to_string(path).expect("the file is there");
+    serde_json::from_str(&text).expect("JSON")
+}
+
+fn follows_the_schema(run: &Value) {
+    let faults: Vec<String> = schema()
         .iter_errors(run)
         .map(|fault| format!("{}: {fault}", fault.instance_path()))
         .collect();
     assert!(faults.is_empty(), "{faults:#?}");
-    // It must be able to refuse.
+}
+
+#[test]
+fn the_schema_can_refuse() {
+    let roofs = json_at("../docs/benchmarks/roofs-h200.json");
+    follows_the_schema(&roofs);
     for (pointer, wrong) in [
         ("/schema", Value::from("ferroflash.bench.v2")),
-        ("/rows/0/ms/ferroflash", Value::from(vec![1.0; 19])),
-        ("/rows/0/direction", Value::from("sideways")),
+        ("/roofs/0/ms", Value::from(vec![1.0; 19])),
+        ("/roofs/0/kind", Value::from("sideways")),
         ("/device/units", Value::from(0)),
+        ("/date", Value::from("yesterday")),
     ] {
-        let mut run = run.clone();
+        let mut run = roofs.clone();
         *run.pointer_mut(pointer).expect(pointer) = wrong;
-        assert!(!validator.is_valid(&run), "{pointer} was let through");
+        assert!(!schema().is_valid(&run), "{pointer} was let through");
     }
+}
+
+#[test]
+fn kept_roofs_are_read() {
+    let folder = Folder::new();
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/benchmarks/roofs-h200.json");
+    let said = folder.run(&["bench", "--from", file]).succeeded().stdout;
+    assert!(said.contains("NVIDIA H200") && said.contains("TB/s"), "{said}");
+    let shape = ["explain", "--shape", "4,16,16,4096,4096,128", "--device", "cpu"];
+    let roofs = ["--device-model", "h200", "--roofs", file];
+    let said = folder.run(&[&shape[..], &roofs].concat()).succeeded().stdout;
+    assert!(said.contains("products bound it"), "{said}");
 }
 
 #[test]
@@ -201,17 +227,33 @@ fn sizes_that_cannot_be_are_refused() {
         (&["--heads", "0"], "--heads"),
         (&["--dims", "8,8"], "asked for twice"),
         (&["--rounds", "19"], "--rounds"),
+        (&["--kernel", "portable"], "--kernel"),
         (&["--softcap", "-1"], "softcap"),
         (&["--heads", "2", "--kv-heads", "3"], "q_heads"),
+        (&["--seqs", "1048576", "--batch", "4294967295", "--heads", "4294967295"], "elements"),
+        (&["--seqs", "1048576", "--batch", "1048576", "--heads", "64"], "of memory"),
     ] {
         folder.run(&[&["bench", "--device", "cpu"], words].concat()).refused(&[argument]);
     }
 }
 
 #[test]
+fn options_that_would_be_ignored_are_refused() {
+    let folder = Folder::new();
+    for words in [["--from", "run.json", "--seqs", "24"], ["--from", "run.json", "--rounds", "30"]]
+    {
+        let ran = folder.run(&[&["bench"], &words[..]].concat());
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+        assert!(ran.stderr.contains("cannot be used with"), "{ran:?}");
+    }
+    let ran = folder.run(&["bench", "--only-roofs", "--dims", "64"]);
+    assert!(ran.code == Some(2) && ran.stderr.contains("cannot be used with"), "{ran:?}");
+}
+
+#[test]
 fn roofs_are_measured() {
     let folder = Folder::new();
-    let run = folder.run(&["bench", "--device", "cpu", "--only-roofs", "--json", "-"]);
+    let run = folder.run(&["bench", "--device", "cpu", "--only-roofs", "--json"]);
     let run = run.succeeded().json();
     let roofs = run["roofs"].as_array().expect("roofs");
     let kinds: Vec<&str> = roofs.iter().filter_map(|roof| roof["kind"].as_str()).collect();

@@ -28,6 +28,10 @@ impl Against {
     /// Compares `new` with `old`, which is in `file`.
     pub(super) fn new(old: &Run, new: &Run, file: &Path) -> Result<Self> {
         check_device(&old.device, &new.device, file)?;
+        if old.method != new.method {
+            let had = format!("{} was sampled in another way: {}", file.display(), old.method);
+            return Err(Failure::needs("--against", had, format!("as this run: {}", new.method)));
+        }
         let mut pairs = Vec::new();
         let mut shared = 0;
         for row in &new.rows {
@@ -160,11 +164,14 @@ mod tests {
     }
 
     #[test]
-    fn other_devices_and_other_workloads_are_refused() {
+    fn other_devices_methods_and_workloads_are_refused() {
         let (old, mut new) = (run(&samples(1.0)), run(&samples(1.0)));
         new.rows[0].workload.s = 4096;
         let why = compare(&old, &new).err().expect("refused").line();
         assert!(why.contains("has no workload of this run"), "{why}");
+        new.method = "alternating".to_owned();
+        let why = compare(&old, &new).err().expect("refused").line();
+        assert!(why.contains("was sampled in another way: none"), "{why}");
         new.device.name = "another".to_owned();
         let why = compare(&old, &new).err().expect("refused").line();
         assert!(why.contains("was measured on a processor, 2 threads"), "{why}");

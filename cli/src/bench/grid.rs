@@ -230,8 +230,8 @@ fn refuse_twice(groups: &[Group]) -> Result<()> {
 /// Where the measurements go.
 #[derive(Args)]
 pub(super) struct Outputs {
-    /// Write the run, raw samples and all, as JSON; - is stdout, in place of the table
-    #[arg(long, value_name = "FILE")]
+    /// Write the run, raw samples and all, as JSON; without FILE to stdout, in place of the table
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "-")]
     pub(super) json: Option<PathBuf>,
     /// Write a line for each workload and contender
     #[arg(long, value_name = "FILE")]

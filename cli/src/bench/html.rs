@@ -1,7 +1,6 @@
 //! A run as a page that needs nothing else: a curve for each pass, mask and head size, and the
 //! table.
 
-use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use super::record::{OURS, Row, Run};
@@ -16,6 +15,7 @@ const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;margin:1rem auto;ma
     svg{max-width:100%;height:auto}svg text{fill:currentColor;font-size:11px}\
     .wide{overflow-x:auto}table{border-collapse:collapse;font-size:13px}\
     td,th{padding:.2rem .6rem;text-align:right;border-bottom:1px solid #ccc;white-space:nowrap}\
+    :is(td,th):nth-child(-n+2){text-align:left}\
     @media(prefers-color-scheme:dark){body{color:#ddd;background:#181818}\
     td,th{border-color:#444}}";
 const WIDTH: f64 = 420.0;
@@ -47,11 +47,14 @@ pub(super) fn text(run: &Run) -> String {
     }
     legend(&mut text, &contenders);
     // Curves: rows that differ in length alone, by what they share.
-    let mut curves: BTreeMap<String, Vec<&Row>> = BTreeMap::new();
+    let mut curves: Vec<(String, Vec<&Row>)> = Vec::new();
     for row in &run.rows {
         let w = &row.workload;
         let title = format!("{} {}, d {}", w.dtype, w.kind(), w.channels());
-        curves.entry(title).or_default().push(row);
+        match curves.iter_mut().find(|(other, _)| *other == title) {
+            Some((_, rows)) => rows.push(row),
+            None => curves.push((title, vec![row])),
+        }
     }
     for (title, rows) in &mut curves {
         rows.sort_by_key(|row| row.workload.s);
@@ -76,7 +79,7 @@ fn legend(text: &mut String, contenders: &[&str]) {
 fn curve(text: &mut String, title: &str, rows: &[&Row], contenders: &[&str]) {
     let rates = rows.iter().flat_map(|row| contenders.iter().filter_map(|who| row.tera(who)));
     let most = rates.fold(0.0, f64::max).max(1e-9) * 1.08;
-    let (right, top) = (WIDTH - 12.0, 12.0);
+    let (right, top) = (WIDTH - 24.0, 12.0);
     let step = (right - LEFT) / (rows.len().max(2) - 1) as f64;
     let x = |index: usize| LEFT + step * index as f64;
     let y = |rate: f64| HEIGHT - BELOW - (HEIGHT - BELOW - top) * rate / most;
@@ -88,16 +91,17 @@ fn curve(text: &mut String, title: &str, rows: &[&Row], contenders: &[&str]) {
         escaped(title),
         escaped(title)
     );
-    for part in 0..=4 {
-        let rate = most * f64::from(part) / 4.0;
+    let between = round_step(most * factor) / factor;
+    for part in 0..=(most / between) as u32 {
+        let rate = between * f64::from(part);
         let _ = write!(
             text,
             "<line x1=\"{LEFT}\" x2=\"{right}\" y1=\"{0:.1}\" y2=\"{0:.1}\" stroke=\"#8884\"/>\
-             <text x=\"{1}\" y=\"{2:.1}\" text-anchor=\"end\">{3:.0}</text>",
+             <text x=\"{1}\" y=\"{2:.1}\" text-anchor=\"end\">{3}</text>",
             y(rate),
             LEFT - 6.0,
             y(rate) + 4.0,
-            rate * factor
+            shortest(rate * factor)
         );
     }
     for (index, row) in rows.iter().enumerate() {
@@ -135,6 +139,18 @@ fn curve(text: &mut String, title: &str, rows: &[&Row], contenders: &[&str]) {
         }
     }
     text.push_str("</svg></figure>\n");
+}
+
+/// 1, 2 or 5 times a power of ten, three to six times in `most`.
+fn round_step(most: f64) -> f64 {
+    let power = 10_f64.powf((most / 3.0).log10().floor());
+    let digit = [5.0, 2.0, 1.0].into_iter().find(|digit| digit * power <= most / 3.0);
+    digit.unwrap_or(1.0) * power
+}
+
+/// As few decimals as steps of a thousandth need.
+fn shortest(number: f64) -> f64 {
+    (number * 1e3).round() / 1e3
 }
 
 fn table(text: &mut String, run: &Run, contenders: &[&str]) {
@@ -176,6 +192,15 @@ fn escaped(text: &str) -> String {
 mod tests {
     use super::*;
     use crate::bench::record::tests::run;
+
+    #[test]
+    fn steps_are_round() {
+        assert_eq!([700.0, 299.0, 16.8, 0.9].map(round_step), [200.0, 50.0, 5.0, 0.2]);
+        for most in [0.01, 0.7, 3.1, 42.0, 599.0, 1000.0] {
+            assert!((3.0..7.6).contains(&(most / round_step(most))), "{most}");
+        }
+        assert_eq!(shortest(0.30000000000000004), 0.3);
+    }
 
     #[test]
     fn a_page_needs_nothing_else() {

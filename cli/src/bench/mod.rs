@@ -5,16 +5,18 @@
 //! | `grid`, `workload` | what is measured, in sizes, in words and in operations |
 //! | `tensors`, `timer`, `measure` | inputs, clocks, and the loop that takes samples |
 //! | `roofs`, `clocks` | what the device reaches, and what it says of itself |
-//! | `record` | the file: `ferroflash.bench.v1` |
+//! | `record`, `read`, `date` | the file: `ferroflash.bench.v1` |
 //! | `statistics`, `against` | medians, spread, and two runs compared |
 //! | `table`, `csv`, `html` | a run to read |
 
 mod against;
 mod clocks;
 mod csv;
+mod date;
 mod grid;
 mod html;
 mod measure;
+mod read;
 pub(crate) mod record;
 mod roofs;
 pub(crate) mod statistics;
@@ -59,11 +61,15 @@ pub(crate) struct Arguments {
     #[arg(long)]
     roofs: bool,
     /// Measure nothing but the roofs
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["Grid", "kernel"])]
     only_roofs: bool,
     /// Read the run in FILE, which `--json` or Python's `ferroflash.bench` wrote, in place of
     /// measuring one
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["roofs", "only_roofs", "kernel"])]
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with_all = ["Grid", "device", "kernel", "rounds", "roofs", "only_roofs"]
+    )]
     from: Option<PathBuf>,
     /// Compare with the run in FILE; exit with 3 if a workload got slower by 2 % or more
     #[arg(long, value_name = "FILE")]
@@ -103,6 +109,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
 fn measure(arguments: &Arguments, old: Option<&Run>) -> Result<Run> {
     let rounds = rounds(arguments.rounds)?;
     let device = open(arguments.device)?;
+    if let (None, Some(kernel)) = (device.context(), &arguments.kernel) {
+        let needs = "left out where the CPU is measured, which has one for each pass";
+        return Err(Failure::needs("--kernel", format!("is {kernel}"), needs));
+    }
     let groups = match arguments.only_roofs {
         true => Vec::new(),
         false => arguments.grid.groups(device.context().is_some())?,
@@ -114,7 +124,7 @@ fn measure(arguments: &Arguments, old: Option<&Run>) -> Result<Run> {
     let mut run = Run {
         schema: SCHEMA.to_owned(),
         ferroflash: env!("CARGO_PKG_VERSION").to_owned(),
-        date: record::now(),
+        date: date::now(),
         device: bench.measured_on(),
         method: bench.timer.method().to_owned(),
         clocks: bench.clocks.words(),

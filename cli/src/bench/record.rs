@@ -5,13 +5,10 @@
 //! and never read from a file.
 
 use std::collections::BTreeMap;
-use std::path::Path;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
 use super::statistics::median;
-use crate::failure::{Failure, Result};
 
 /// Name and version of the schema.
 pub(crate) const SCHEMA: &str = "ferroflash.bench.v1";
@@ -217,65 +214,6 @@ impl Row {
 }
 
 impl Run {
-    /// Reads and checks a file; `argument` is what named it.
-    pub(crate) fn read(argument: &str, path: &Path) -> Result<Self> {
-        let failed = |why: String| Failure::input(argument, format!("{}: {why}", path.display()));
-        let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
-        Self::parse(&text).map_err(failed)
-    }
-
-    /// Reads and checks the text of a file.
-    fn parse(text: &str) -> std::result::Result<Self, String> {
-        let value: serde_json::Value = serde_json::from_str(text).map_err(|error| {
-            if error.is_eof() {
-                format!("is cut short: {error}")
-            } else {
-                format!("is not JSON: {error}")
-            }
-        })?;
-        match value.get("schema").and_then(|schema| schema.as_str()) {
-            Some(SCHEMA) => {}
-            Some(other) => {
-                return Err(format!("is of schema {other}, but it must be {SCHEMA}"));
-            }
-            None => return Err(format!("names no schema, but it must be {SCHEMA}")),
-        }
-        let run: Self = serde_json::from_value(value)
-            .map_err(|error| format!("does not follow {SCHEMA}: {error}"))?;
-        run.check()?;
-        Ok(run)
-    }
-
-    /// Refuses what no measurement writes.
-    fn check(&self) -> std::result::Result<(), String> {
-        for (index, row) in self.rows.iter().enumerate() {
-            let earlier = &self.rows[..index];
-            if let Some(first) = earlier.iter().position(|other| other.workload == row.workload) {
-                let words = row.workload.words();
-                return Err(format!("rows {first} and {index} are the same workload, {words}"));
-            }
-            if row.ms.is_empty() {
-                return Err(format!("rows[{index}].ms: is empty, but it must hold samples"));
-            }
-            if !(row.flops.is_finite() && row.flops > 0.0) {
-                return Err(format!(
-                    "rows[{index}].flops: is {}, but it must be above 0",
-                    row.flops
-                ));
-            }
-            for (contender, samples) in &row.ms {
-                check_samples(&format!("rows[{index}].ms.{contender}"), samples)?;
-            }
-        }
-        for (index, roof) in self.roofs.iter().enumerate() {
-            if !(roof.work.is_finite() && roof.work > 0.0) {
-                return Err(format!("roofs[{index}].work: is {}, but must be above 0", roof.work));
-            }
-            check_samples(&format!("roofs[{index}].ms"), &roof.ms)?;
-        }
-        Ok(())
-    }
-
     /// Everyone who was timed: this library first, then by name.
     pub(crate) fn contenders(&self) -> Vec<&str> {
         let mut names: Vec<&str> =
@@ -284,39 +222,6 @@ impl Run {
         names.dedup();
         names
     }
-}
-
-fn check_samples(field: &str, samples: &[f64]) -> std::result::Result<(), String> {
-    if samples.len() < LEAST_SAMPLES {
-        let had = samples.len();
-        return Err(format!("{field}: has {had} samples, but it must have {LEAST_SAMPLES}"));
-    }
-    match samples.iter().find(|ms| !(ms.is_finite() && **ms > 0.0)) {
-        Some(wrong) => Err(format!("{field}: holds {wrong}, but times must be above 0")),
-        None => Ok(()),
-    }
-}
-
-/// Now, UTC, as RFC 3339 has it.
-pub(super) fn now() -> String {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    date(seconds)
-}
-
-/// A time after 1970 as a date of the Gregorian calendar.
-fn date(seconds: u64) -> String {
-    let (days, of_day) = (seconds / 86_400, seconds % 86_400);
-    // Years from March on: the leap day is then a year's last. 719468 days lie before 1970.
-    let days = days + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
-    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
-    let day = day - (365 * year + year / 4 - year / 100);
-    let month = (5 * day + 2) / 153;
-    let day = day - (153 * month + 2) / 5 + 1;
-    let (month, next) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
-    let year = era * 400 + year + next;
-    let (hours, minutes) = (of_day / 3600, of_day / 60 % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hours:02}:{minutes:02}:{:02}Z", of_day % 60)
 }
 
 #[cfg(test)]
@@ -354,7 +259,7 @@ pub(crate) mod tests {
         Run {
             schema: SCHEMA.to_owned(),
             ferroflash: "0.1.0".to_owned(),
-            date: date(0),
+            date: "1970-01-01T00:00:00Z".to_owned(),
             device: MeasuredOn {
                 backend: "cpu".to_owned(),
                 name: "a processor".to_owned(),
@@ -371,47 +276,6 @@ pub(crate) mod tests {
             left_out: Vec::new(),
             roofs: Vec::new(),
         }
-    }
-
-    fn text(run: &Run) -> String {
-        serde_json::to_string(run).expect("numbers and strings")
-    }
-
-    #[test]
-    fn a_run_is_read_as_it_was_written() {
-        let run = run(&[1.5; 20]);
-        assert_eq!(Run::parse(&text(&run)), Ok(run));
-    }
-
-    #[test]
-    fn other_files_are_refused_by_name() {
-        let whole = text(&run(&[1.0; 20]));
-        let refused = |text: &str, word: &str| {
-            let why = Run::parse(text).expect_err("refused");
-            assert!(why.contains(word), "no `{word}` in {why}");
-        };
-        refused(&whole[..whole.len() / 2], "cut short");
-        refused("", "cut short");
-        refused("ms: 3", "not JSON");
-        refused("[]", "names no schema");
-        refused(&whole.replace("bench.v1", "bench.v2"), "ferroflash.bench.v2");
-        refused(&whole.replace("\"heads\":4,", ""), "missing field `heads`");
-        let mut twice = run(&[1.0; 20]);
-        twice.rows.push(twice.rows[0].clone());
-        refused(&text(&twice), "rows 0 and 1 are the same workload");
-        refused(&text(&run(&[1.0; 19])), "has 19 samples");
-        let mut samples = [1.0; 20];
-        samples[7] = 0.0;
-        refused(&text(&run(&samples)), "rows[0].ms.ferroflash: holds 0");
-    }
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        assert_eq!(date(0), "1970-01-01T00:00:00Z");
-        assert_eq!(date(951_782_399), "2000-02-28T23:59:59Z");
-        assert_eq!(date(951_782_400), "2000-02-29T00:00:00Z");
-        assert_eq!(date(1_795_996_800), "2026-11-30T00:00:00Z");
-        assert_eq!(date(4_107_542_400), "2100-03-01T00:00:00Z");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use half::bf16;
 
 use super::grid::Case;
 use super::measure::{Bench, threads};
-use super::record::{Features, LEAST_SAMPLES, Pass, Roof, RoofKind, Workload};
+use super::record::{Features, Pass, Roof, RoofKind, Workload};
 use super::statistics::median;
 use super::tensors::{Normals, Tensors};
 use super::timer::driver;
@@ -37,12 +37,12 @@ impl Bench {
         let context = self.device.context().cloned();
         let copy = match &context {
             Some(context) => self.copy_on_gpu(context)?,
-            None => copy_on_cpu()?,
+            None => copy_on_cpu(self.rounds)?,
         };
         progress.tell(1, 2);
         let matrix = match context {
             Some(_) => self.best_kernel()?,
-            None => Some(products_on_cpu()?),
+            None => Some(products_on_cpu(self.rounds)?),
         };
         Ok([Some(copy), matrix].into_iter().flatten().collect())
     }
@@ -115,9 +115,8 @@ fn long(d: usize) -> Case {
     Case { attention: Attention::new(workload.shape()), workload }
 }
 
-/// Milliseconds of `work` by every thread at once on its own part, one warm-up and
-/// [`LEAST_SAMPLES`] samples.
-fn in_threads<P: Send>(parts: &mut [P], work: impl Fn(&mut P) + Sync) -> Vec<f64> {
+/// Milliseconds of `work` by every thread at once on its own part, after a warm-up.
+fn in_threads<P: Send>(rounds: usize, parts: &mut [P], work: impl Fn(&mut P) + Sync) -> Vec<f64> {
     let once = |parts: &mut [P]| {
         let begun = Instant::now();
         std::thread::scope(|scope| {
@@ -128,16 +127,16 @@ fn in_threads<P: Send>(parts: &mut [P], work: impl Fn(&mut P) + Sync) -> Vec<f64
         begun.elapsed().as_secs_f64() * 1e3
     };
     once(parts);
-    (0..LEAST_SAMPLES).map(|_| once(parts)).collect()
+    (0..rounds).map(|_| once(parts)).collect()
 }
 
-fn copy_on_cpu() -> Result<Roof> {
+fn copy_on_cpu(rounds: usize) -> Result<Roof> {
     let threads = threads();
     let each = CPU_COPY_BYTES / size_of::<f32>() / threads;
     let mut normals = Normals::<f32>::new();
     let parts: Result<Vec<(Vec<f32>, Vec<f32>)>> =
         (0..threads).map(|_| Ok((normals.take(each)?, normals.take(each)?))).collect();
-    let ms = in_threads(&mut parts?, |(from, to)| {
+    let ms = in_threads(rounds, &mut parts?, |(from, to)| {
         to.copy_from_slice(from);
         std::hint::black_box(to);
     });
@@ -154,7 +153,7 @@ fn copy_on_cpu() -> Result<Roof> {
     })
 }
 
-fn products_on_cpu() -> Result<Roof> {
+fn products_on_cpu(rounds: usize) -> Result<Roof> {
     let threads = threads();
     let [rows, columns, depth] = TILE;
     let mut normals = Normals::<f32>::new();
@@ -163,7 +162,7 @@ fn products_on_cpu() -> Result<Roof> {
         Ok((left, normals.take(depth * columns)?, vec![0.0; rows * columns]))
     };
     let parts: Result<Vec<_>> = (0..threads).map(|_| part()).collect();
-    let ms = in_threads(&mut parts?, |(left, right, target)| {
+    let ms = in_threads(rounds, &mut parts?, |(left, right, target)| {
         for _ in 0..TILES {
             product(target, left, right);
             std::hint::black_box(&mut *target);
@@ -236,8 +235,7 @@ mod tests {
     #[test]
     fn every_part_is_worked_on() {
         let mut parts = [0; 3];
-        let samples = in_threads(&mut parts, |part| *part += 1);
-        assert_eq!(parts, [1 + LEAST_SAMPLES; 3]);
-        assert_eq!(samples.len(), LEAST_SAMPLES);
+        let samples = in_threads(7, &mut parts, |part| *part += 1);
+        assert_eq!((parts, samples.len()), ([8; 3], 7));
     }
 }

@@ -8,7 +8,7 @@ use ferroflash::{
 
 use super::record::Pass;
 use super::statistics::Random;
-use crate::failure::Result;
+use crate::failure::{Failure, Result};
 use crate::file::{Stored, reserve};
 
 /// Numbers that are drawn: a prime, so that rows of no length repeat within as many rows.
@@ -52,7 +52,7 @@ impl<T: Stored> Normals<T> {
     }
 
     fn buffer(&mut self, device: &Device, dims: [usize; 4]) -> Result<Buffer<T>> {
-        Ok(Buffer::from_slice(device, &self.take(dims.iter().product())?)?)
+        Ok(Buffer::from_slice(device, &self.take(count(&dims)?)?)?)
     }
 }
 
@@ -94,12 +94,14 @@ impl<T: Stored> Tensors<T> {
     ) -> Result<Self> {
         let mut normals = Normals::new();
         let dims = [shape.q_dims(), shape.k_dims(), shape.v_dims(), shape.o_dims()];
-        let elements: usize = dims.iter().map(|dims| dims.iter().product::<usize>()).sum();
-        let bytes = (elements * size_of::<T>()).max(1);
+        let mut bytes = 1_usize;
+        for dims in dims {
+            bytes = bytes.saturating_add(count(&dims)?.saturating_mul(size_of::<T>()));
+        }
         let cache = device.limits().map_or(0, |limits| limits.l2_bytes as usize);
-        let count = (2 * cache).div_ceil(bytes).clamp(1, MOST_SETS);
+        let sets = (2 * cache).div_ceil(bytes).clamp(1, MOST_SETS);
         let sets: Result<Vec<Set<T>>> =
-            (0..count).map(|_| Set::new(device, &mut normals, &shape, with_backward)).collect();
+            (0..sets).map(|_| Set::new(device, &mut normals, &shape, with_backward)).collect();
         let heads = shape.q_heads as f32;
         let slope = |head| (-8.0 * head as f32 / heads).exp2();
         let slopes: Option<Vec<f32>> =
@@ -162,11 +164,12 @@ impl<T: Stored> Set<T> {
         shape: &Shape,
         with_backward: bool,
     ) -> Result<Self> {
-        let empty = |dims: [usize; 4]| Buffer::<T>::new(device, dims.iter().product());
+        let empty =
+            |dims: [usize; 4]| -> Result<Buffer<T>> { Ok(Buffer::new(device, count(&dims)?)?) };
         let backward = match with_backward {
             false => None,
             true => Some(Backward {
-                lse: Buffer::new(device, shape.lse_dims().iter().product())?,
+                lse: Buffer::new(device, count(&shape.lse_dims())?)?,
                 d_o: normals.buffer(device, shape.o_dims())?,
                 dq: empty(shape.q_dims())?,
                 dk: empty(shape.k_dims())?,
@@ -223,6 +226,12 @@ impl<T: Stored> Set<T> {
         let workspace = memory(workspace, stream)?;
         Ok(plan.backward_into(stream, &saved, &d_o, None, &mut gradients, workspace)?)
     }
+}
+
+/// Elements of a tensor.
+fn count(dims: &[usize]) -> Result<usize> {
+    let elements = dims.iter().try_fold(1_usize, |product, dim| product.checked_mul(*dim));
+    elements.ok_or_else(|| Failure::Run(format!("{dims:?} are more elements than memory holds")))
 }
 
 fn inputs<'a, T: Stored>(

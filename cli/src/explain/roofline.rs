@@ -119,22 +119,24 @@ fn lines(text: &mut String, axes: &Axes, roofs: &Roofs) {
 
 /// Modelled intensities, each on its roof.
 fn points(text: &mut String, axes: &Axes, roofs: &Roofs, modelled: &Modelled) {
+    // Their labels stand where no slope of a known device passes.
     let points = [
-        (modelled.forward.scheduled_intensity, "forward, bytes as requested", 40.0),
-        (modelled.forward.compulsory_intensity, "forward, bytes at least", 60.0),
-        (modelled.backward.scheduled_intensity, "backward, bytes as requested", 80.0),
+        (modelled.forward.scheduled_intensity, "forward, bytes as requested", 190.0),
+        (modelled.forward.compulsory_intensity, "forward, bytes at least", 214.0),
+        (modelled.backward.scheduled_intensity, "backward, bytes as requested", 238.0),
     ];
     for (intensity, words, below) in points {
+        let below = TOP + below;
         let (at, roof) = (axes.x(intensity), axes.y(roofs.attainable(intensity)));
         let _ = writeln!(
             text,
             "<circle cx=\"{at:.1}\" cy=\"{roof:.1}\" r=\"4\" fill=\"{MODELLED}\"/>\n\
              <line x1=\"{at:.1}\" y1=\"{roof:.1}\" x2=\"{at:.1}\" y2=\"{:.1}\" \
              stroke=\"{MODELLED}\" stroke-dasharray=\"3 3\"/>",
-            roof + below
+            below
         );
         let left_of = if at > LEFT + WIDTH / 2.0 { at - 180.0 } else { at + 4.0 };
-        label(text, [left_of, roof + below], &format!("{words}: {intensity:.0}"));
+        label(text, [left_of, below], &format!("{words}: {intensity:.0}"));
     }
 }
 

@@ -54,7 +54,9 @@ class Clocks:
 
     def words(self) -> str:
         """How clocks are read, or why they are not."""
-        return f"not read: {self._why}" if self._why else "read through NVML while the device worked"
+        return (
+            f"not read: {self._why}" if self._why else "read through NVML while the device worked"
+        )
 
     def driver(self) -> str | None:
         """The driver's version, and the CUDA version that it supports."""
@@ -70,9 +72,7 @@ class Clocks:
     def read(self) -> dict:
         """The device now."""
         watts = self._number("nvmlDeviceGetPowerUsage")
-        bits = self._number(
-            "nvmlDeviceGetCurrentClocksThrottleReasons", kind=ctypes.c_ulonglong
-        )
+        bits = self._number("nvmlDeviceGetCurrentClocksThrottleReasons", kind=ctypes.c_ulonglong)
         return {
             "sm_mhz": self._number("nvmlDeviceGetClockInfo", _SM),
             "memory_mhz": self._number("nvmlDeviceGetClockInfo", _MEMORY),

@@ -91,7 +91,7 @@ def _triton() -> Callable[[Workload], Callable[..., Any]]:
 
 
 def _xformers() -> Callable[[Workload], Callable[..., Any]]:
-    import xformers.ops as ops
+    from xformers import ops
 
     def make(w: Workload) -> Callable[..., Any]:
         if w.heads != w.kv_heads:
@@ -123,7 +123,13 @@ def on_cuda() -> dict[str, Contender]:
     others = [
         # name, distribution, what makes its function, heads first, whether it has a backward pass
         ("fa3", "fa3-fwd", lambda: _function("fa3_fwd_interface", "flash_attn_func"), False, False),
-        ("fa4", "flash-attn-4", lambda: _function("flash_attn.cute", "flash_attn_func"), False, True),
+        (
+            "fa4",
+            "flash-attn-4",
+            lambda: _function("flash_attn.cute", "flash_attn_func"),
+            False,
+            True,
+        ),
         ("flex", "torch", lambda: _flex, True, True),
         ("xformers", "xformers", _xformers, False, True),
         ("triton", "flash-attn", _triton, False, True),

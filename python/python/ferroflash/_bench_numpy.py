@@ -63,7 +63,9 @@ class NumpyBackend:
         o, lse = attention(q, k, v, return_lse=True, **options)
 
         def backward() -> Any:
-            return attention_backward(d_o, q, k, v, o, lse, deterministic=w.deterministic, **options)
+            return attention_backward(
+                d_o, q, k, v, o, lse, deterministic=w.deterministic, **options
+            )
 
         return backward, backward()
 
@@ -85,7 +87,9 @@ class NumpyBackend:
                        f"numpy.matmul of {size}³ in f32, {threads()} threads at most"),
         ]  # fmt: skip
 
-    def _roof(self, kind: str, dtype: Any, work: float, rounds: int, call: Any, method: str) -> dict:
+    def _roof(
+        self, kind: str, dtype: Any, work: float, rounds: int, call: Any, method: str
+    ) -> dict:
         self.timer.sample(call, 1)
         ms = [self.timer.sample(call, 1)[0] for _ in range(rounds)]
         return {"kind": kind, "dtype": dtype, "method": method, "work": work, "ms": ms}

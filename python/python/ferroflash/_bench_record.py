@@ -41,7 +41,9 @@ class Workload(NamedTuple):
     def flops(self) -> float:
         """Operations by the papers' convention: half of them causal, 2.5 times them backward."""
         forward = 4.0 * self.b * self.heads * self.s * self.s * self.d
-        return forward * (0.5 if self.causal else 1.0) * (1.0 if self.direction == "forward" else 2.5)
+        return (
+            forward * (0.5 if self.causal else 1.0) * (1.0 if self.direction == "forward" else 2.5)
+        )
 
     def __str__(self) -> str:
         heads = str(self.heads) if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
@@ -99,7 +101,9 @@ def processor() -> dict:
     name = os.uname().machine if hasattr(os, "uname") else "cpu"
     try:
         with open("/proc/cpuinfo") as file:
-            models = [line.split(":", 1)[1].strip() for line in file if line.startswith("model name")]
+            models = [
+                line.split(":", 1)[1].strip() for line in file if line.startswith("model name")
+            ]
         name = next(filter(None, models), name)
     except OSError:
         pass

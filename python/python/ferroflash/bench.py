@@ -105,7 +105,9 @@ def grid(asked: argparse.Namespace, kind: str) -> list[Workload]:
                 for causal in asked.causal:
                     for direction in asked.directions:
                         workloads.append(
-                            Workload(*DIRECTIONS[direction], d, s, batch, heads, kv_heads, dtype, causal)
+                            Workload(
+                                *DIRECTIONS[direction], d, s, batch, heads, kv_heads, dtype, causal
+                            )
                         )
     for index, workload in enumerate(workloads):
         if workload in workloads[:index]:
