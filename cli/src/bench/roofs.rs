@@ -25,7 +25,7 @@ const CPU_COPY_BYTES: usize = 512 << 20;
 /// Rows, columns and depth of the CPU's product: a tile of the tiled path.
 const TILE: [usize; 3] = [256, 192, 256];
 /// Products of a sample and thread.
-const TILES: usize = 128;
+const TILES: usize = 64;
 /// Rows of the GPU's largest workload, one item; channels of all its heads.
 const GPU_ROWS: usize = 16_384;
 const GPU_WIDTH: usize = 2048;
