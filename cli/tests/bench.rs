@@ -5,24 +5,10 @@ mod common;
 use common::Folder;
 use serde_json::Value;
 
-const TINY: &[&str] = &[
-    "bench",
-    "--device",
-    "cpu",
-    "--seqs",
-    "24,40",
-    "--dims",
-    "8",
-    "--heads",
-    "2",
-    "--kv-heads",
-    "1",
-    "--batch",
-    "1",
-];
+const TINY: &str = "bench --device cpu --seqs 24,40 --dims 8 --heads 2 --kv-heads 1 --batch 1";
 
 fn tiny(more: &[&'static str]) -> Vec<&'static str> {
-    [TINY, more].concat()
+    TINY.split_whitespace().chain(more.iter().copied()).collect()
 }
 
 fn json(folder: &Folder, name: &str) -> Value {
@@ -79,11 +65,11 @@ fn the_schema_can_refuse() {
 fn kept_roofs_are_read() {
     let folder = Folder::new();
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/benchmarks/roofs-h200.json");
-    let said = folder.run(&["bench", "--from", file]).succeeded().stdout;
+    let said = folder.run_on_one_thread(&["bench", "--from", file]).succeeded().stdout;
     assert!(said.contains("NVIDIA H200") && said.contains("TB/s"), "{said}");
     let shape = ["explain", "--shape", "4,16,16,4096,4096,128", "--device", "cpu"];
     let roofs = ["--device-model", "h200", "--roofs", file];
-    let said = folder.run(&[&shape[..], &roofs].concat()).succeeded().stdout;
+    let said = folder.run_on_one_thread(&[&shape[..], &roofs].concat()).succeeded().stdout;
     assert!(said.contains("products bound it"), "{said}");
 }
 
@@ -92,7 +78,7 @@ fn a_grid_is_measured_and_written() {
     let folder = Folder::new();
     let files = ["--json", "run.json", "--csv", "run.csv", "--html", "run.html"];
     let passes = ["--directions", "forward,backward,deterministic"];
-    let said = folder.run(&tiny(&[&files[..], &passes].concat())).succeeded().stdout;
+    let said = folder.run_on_one_thread(&tiny(&[&files[..], &passes].concat())).succeeded().stdout;
     for words in ["backward, causal, deterministic", "cpu_tiled_forward", "2/1", "clocks  not read"]
     {
         assert!(said.contains(words), "no `{words}` in\n{said}");
@@ -116,31 +102,11 @@ fn a_grid_is_measured_and_written() {
 #[test]
 fn options_are_part_of_a_workload() {
     let folder = Folder::new();
-    let options = [
-        "--seqs",
-        "24",
-        "--kv-len",
-        "40",
-        "--causal",
-        "top-left",
-        "--directions",
-        "forward",
-        "--window",
-        "7,0",
-        "--softcap",
-        "30",
-        "--dropout",
-        "0.5",
-        "--alibi",
-        "--scale",
-        "-0.5",
-        "--dtype",
-        "bf16,f32",
-        "--json",
-        "-",
-    ];
-    let tiny: Vec<&str> = [&["bench", "--device", "cpu", "--dims", "8"], &options[..]].concat();
-    let run = folder.run(&tiny).succeeded().json();
+    let words = "bench --device cpu --seqs 24 --kv-len 40 --dims 8 --heads 2 --batch 1 \
+        --dtype bf16,f32 --directions forward --causal top-left --window 7,0 --softcap 30 \
+        --dropout 0.5 --alibi --scale -0.5 --json";
+    let words: Vec<&str> = words.split_whitespace().collect();
+    let run = folder.run_on_one_thread(&words).succeeded().json();
     follows_the_schema(&run);
     let rows = run["rows"].as_array().expect("rows");
     assert_eq!(rows.len(), 2);
@@ -152,8 +118,7 @@ fn options_are_part_of_a_workload() {
     assert_eq!((&rows[0]["dtype"], &rows[1]["dtype"]), (&"bf16".into(), &"f32".into()));
     // Row i sees keys i - 7 to i.
     let cells = 24.0 * 8.0 - 28.0;
-    let heads = rows[0]["heads"].as_f64().expect("heads") * rows[0]["b"].as_f64().expect("items");
-    assert_eq!(rows[0]["flops"].as_f64(), Some(4.0 * 8.0 * cells * heads));
+    assert_eq!(rows[0]["flops"].as_f64(), Some(4.0 * 8.0 * cells * 2.0));
 }
 
 #[test]
@@ -161,17 +126,19 @@ fn files_that_are_there_stay() {
     let folder = Folder::new();
     folder.write("run.json", b"precious");
     let write = tiny(&["--directions", "forward", "--json", "run.json"]);
-    folder.run(&write).refused(&["--json", "run.json is there already", "--force"]);
+    folder.run_on_one_thread(&write).refused(&["--json", "run.json is there already", "--force"]);
     assert_eq!(std::fs::read(folder.path("run.json")).expect("there"), b"precious");
-    folder.run(&[&write[..], &["--force"]].concat()).succeeded();
+    folder.run_on_one_thread(&[&write[..], &["--force"]].concat()).succeeded();
     assert_eq!(json(&folder, "run.json")["schema"], "ferroflash.bench.v1");
-    folder.run(&tiny(&["--json", "a", "--csv", "a"])).refused(&["--csv", "--json's too"]);
+    folder
+        .run_on_one_thread(&tiny(&["--json", "a", "--csv", "a"]))
+        .refused(&["--csv", "--json's too"]);
 }
 
 #[test]
 fn runs_are_compared() {
     let folder = Folder::new();
-    folder.run(&tiny(&["--json", "run.json"])).succeeded();
+    folder.run_on_one_thread(&tiny(&["--json", "run.json"])).succeeded();
     // Samples as a quiet machine takes them, and all twice as long: read in place of measured.
     for (name, ms) in [("old.json", 1.0), ("slower.json", 2.0)] {
         let mut run = json(&folder, "run.json");
@@ -182,19 +149,21 @@ fn runs_are_compared() {
         folder.write(name, run.to_string().as_bytes());
     }
     let same = ["bench", "--from", "old.json", "--against", "old.json"];
-    let said = folder.run(&same).succeeded().stdout;
+    let said = folder.run_on_one_thread(&same).succeeded().stdout;
     assert!(said.contains("0 slower, 0 faster, 8 same"), "{said}");
-    let ran = folder.run(&["bench", "--from", "slower.json", "--against", "old.json"]);
+    let ran =
+        folder.run_on_one_thread(&["bench", "--from", "slower.json", "--against", "old.json"]);
     assert_eq!(ran.code, Some(3), "{ran:?}");
     assert!(ran.stdout.contains("8 slower") && ran.stderr.contains("got slower"), "{ran:?}");
-    let ran = folder.run(&["bench", "--from", "old.json", "--against", "slower.json"]);
+    let ran =
+        folder.run_on_one_thread(&["bench", "--from", "old.json", "--against", "slower.json"]);
     assert!(ran.succeeded().stdout.contains("8 faster"));
 }
 
 #[test]
 fn runs_that_do_not_fit_are_refused() {
     let folder = Folder::new();
-    folder.run(&tiny(&["--directions", "forward", "--json", "run.json"])).succeeded();
+    folder.run_on_one_thread(&tiny(&["--directions", "forward", "--json", "run.json"])).succeeded();
     let whole = std::fs::read(folder.path("run.json")).expect("the file is there");
     folder.write("half.json", &whole[..whole.len() / 2]);
     altered(&folder, "run.json", "v2.json", "bench.v1", "bench.v2");
@@ -211,9 +180,9 @@ fn runs_that_do_not_fit_are_refused() {
         ("none.json", "none.json"),
     ] {
         let compare = ["bench", "--from", "run.json", "--against", file];
-        folder.run(&compare).refused(&["--against", words]);
+        folder.run_on_one_thread(&compare).refused(&["--against", words]);
     }
-    folder.run(&["bench", "--from", "half.json"]).refused(&["--from", "cut short"]);
+    folder.run_on_one_thread(&["bench", "--from", "half.json"]).refused(&["--from", "cut short"]);
 }
 
 #[test]
@@ -231,7 +200,9 @@ fn sizes_that_cannot_be_are_refused() {
         (&["--seqs", "1048576", "--batch", "4294967295", "--heads", "4294967295"], "elements"),
         (&["--seqs", "1048576", "--batch", "1048576", "--heads", "64"], "of memory"),
     ] {
-        folder.run(&[&["bench", "--device", "cpu"], words].concat()).refused(&[argument]);
+        folder
+            .run_on_one_thread(&[&["bench", "--device", "cpu"], words].concat())
+            .refused(&[argument]);
     }
 }
 
@@ -240,18 +211,18 @@ fn options_that_would_be_ignored_are_refused() {
     let folder = Folder::new();
     for words in [["--from", "run.json", "--seqs", "24"], ["--from", "run.json", "--rounds", "30"]]
     {
-        let ran = folder.run(&[&["bench"], &words[..]].concat());
+        let ran = folder.run_on_one_thread(&[&["bench"], &words[..]].concat());
         assert_eq!(ran.code, Some(2), "{ran:?}");
         assert!(ran.stderr.contains("cannot be used with"), "{ran:?}");
     }
-    let ran = folder.run(&["bench", "--only-roofs", "--dims", "64"]);
+    let ran = folder.run_on_one_thread(&["bench", "--only-roofs", "--dims", "64"]);
     assert!(ran.code == Some(2) && ran.stderr.contains("cannot be used with"), "{ran:?}");
 }
 
 #[test]
 fn roofs_are_measured() {
     let folder = Folder::new();
-    let run = folder.run(&["bench", "--device", "cpu", "--only-roofs", "--json"]);
+    let run = folder.run_on_one_thread(&["bench", "--device", "cpu", "--only-roofs", "--json"]);
     let run = run.succeeded().json();
     let roofs = run["roofs"].as_array().expect("roofs");
     let kinds: Vec<&str> = roofs.iter().filter_map(|roof| roof["kind"].as_str()).collect();
