@@ -5,13 +5,15 @@ use std::fmt::Display;
 /// A result of the command.
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
-/// Why the command ends early. Either way it has written no file.
+/// Why the command ends early. Either way it has written no file, unless a measurement is slower.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Failure {
     /// What was given is at fault: exit code 2.
     Input(String),
     /// A check, the driver or the machine failed: exit code 1.
     Run(String),
+    /// A measurement is slower than the one it was compared with: exit code 3.
+    Slower(String),
 }
 
 impl Failure {
@@ -30,12 +32,13 @@ impl Failure {
         match self {
             Failure::Run(_) => 1,
             Failure::Input(_) => 2,
+            Failure::Slower(_) => 3,
         }
     }
 
     /// The message, on one line whatever file names and tensor names hold.
     pub(crate) fn line(&self) -> String {
-        let (Failure::Input(message) | Failure::Run(message)) = self;
+        let (Failure::Input(message) | Failure::Run(message) | Failure::Slower(message)) = self;
         one_line(message)
     }
 }

@@ -32,6 +32,34 @@ pub(crate) enum Purpose {
     Explanation,
 }
 
+/// The device that the user wants.
+pub(crate) fn open(choice: DeviceChoice) -> Result<Device> {
+    match choice {
+        DeviceChoice::Auto => Ok(Device::best()),
+        DeviceChoice::Cpu => Ok(Device::cpu()),
+        DeviceChoice::Cuda(ordinal) => cuda(ordinal),
+    }
+}
+
+/// The GPU of `--device cuda:ORDINAL`.
+fn cuda(ordinal: usize) -> Result<Device> {
+    let choice = DeviceChoice::Cuda(ordinal);
+    Device::cuda(ordinal).map_err(|error| match error {
+        Error::NoDriver(why) => {
+            let had = format!("{choice}, but there is no usable NVIDIA driver ({why})");
+            Failure::input("--device", format!("{had}; auto and cpu need none"))
+        }
+        Error::NoDevice { count, .. } => {
+            let needs = match count {
+                0 => "cpu or auto: the driver sees no GPU".to_owned(),
+                _ => format!("under cuda:{count}, as many as the driver sees"),
+            };
+            Failure::needs("--device", choice, needs)
+        }
+        other => other.into(),
+    })
+}
+
 impl<T: Stored> Chosen<T> {
     /// Plans the call where the user wants it.
     pub(crate) fn new(
@@ -65,20 +93,7 @@ impl<T: Stored> Chosen<T> {
                 },
             },
             DeviceChoice::Cuda(ordinal) => {
-                let device = Device::cuda(ordinal).map_err(|error| match error {
-                    Error::NoDriver(why) => {
-                        let had = format!("{choice}, but there is no usable NVIDIA driver ({why})");
-                        Failure::input("--device", format!("{had}; auto and cpu need none"))
-                    }
-                    Error::NoDevice { count, .. } => {
-                        let needs = match count {
-                            0 => "cpu or auto: the driver sees no GPU".to_owned(),
-                            _ => format!("under cuda:{count}, as many as the driver sees"),
-                        };
-                        Failure::needs("--device", choice, needs)
-                    }
-                    other => other.into(),
-                })?;
+                let device = cuda(ordinal)?;
                 let plan = plan_on(&device)?;
                 Ok(Self { device, plan, fallback: None })
             }

@@ -1,9 +1,11 @@
-//! The `ferroflash` command: exact attention from file to file, plans explained, machines examined.
+//! The `ferroflash` command: exact attention from file to file, plans explained, machines examined
+//! and measured.
 //!
-//! Exit codes: 0, done; 1, a check or the driver failed; 2, bad input. Files are written whole or
-//! not at all.
+//! Exit codes: 0, done; 1, a check or the driver failed; 2, bad input; 3, slower than the run it
+//! was compared with. Files are written whole or not at all.
 
 mod attend;
+mod bench;
 mod call;
 mod check;
 mod doctor;
@@ -33,6 +35,8 @@ struct Arguments {
 enum Command {
     /// Compute attention of the q, k and v in files
     Attend(Box<attend::Arguments>),
+    /// Measure how fast attention is here, and what the device reaches
+    Bench(Box<bench::Arguments>),
     /// Say which kernel would run a call, and why
     Explain(Box<explain::Arguments>),
     /// Compute the gradients of q, k and v for a given gradient of o
@@ -44,6 +48,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Attend(arguments) => attend::run(&arguments),
+        Command::Bench(arguments) => bench::run(&arguments),
         Command::Explain(arguments) => explain::run(&arguments),
         Command::Grad(arguments) => grad::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),

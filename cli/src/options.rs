@@ -61,7 +61,7 @@ pub(crate) enum AxisOrder {
 
 /// What `--causal` may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Causal {
+pub(crate) enum Causal {
     /// Every key is visible
     None,
     /// Row i sees keys up to i
@@ -72,7 +72,7 @@ enum Causal {
 
 /// What `--align` may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Alignment {
+pub(crate) enum Alignment {
     /// The diagonal starts at the first row and the first key
     TopLeft,
     /// The diagonal ends at the last row and the last key
@@ -86,24 +86,39 @@ impl Alignment {
             Alignment::BottomRight => Align::BottomRight,
         }
     }
+
+    /// As it is typed.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Alignment::TopLeft => "top-left",
+            Alignment::BottomRight => "bottom-right",
+        }
+    }
+}
+
+/// Which keys a row may see.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct MaskOptions {
+    /// Hide the keys after a row's diagonal
+    #[arg(long, value_enum, default_value = "none", value_name = "ALIGN")]
+    pub(crate) causal: Causal,
+    /// Show a row LEFT keys before its diagonal and RIGHT after it; -1 is unbounded;
+    /// with --causal both apply
+    #[arg(long, value_name = "LEFT,RIGHT", allow_hyphen_values = true)]
+    pub(crate) window: Option<Window>,
+    /// The window's diagonal, if --causal does not say and q and k differ in length
+    #[arg(long, value_enum, value_name = "ALIGN")]
+    pub(crate) align: Option<Alignment>,
 }
 
 /// What is computed.
 #[derive(Args)]
 pub(crate) struct Options {
-    /// Hide the keys after a row's diagonal
-    #[arg(long, value_enum, default_value = "none", value_name = "ALIGN")]
-    causal: Causal,
-    /// Show a row LEFT keys before its diagonal and RIGHT after it; -1 is unbounded;
-    /// with --causal both apply
-    #[arg(long, value_name = "LEFT,RIGHT", allow_hyphen_values = true)]
-    window: Option<Window>,
-    /// The window's diagonal, if --causal does not say and q and k differ in length
-    #[arg(long, value_enum, value_name = "ALIGN")]
-    align: Option<Alignment>,
+    #[command(flatten)]
+    pub(crate) mask: MaskOptions,
     /// Factor of the scores [default: 1 / √head_dim]
     #[arg(long, value_name = "X", allow_hyphen_values = true)]
-    scale: Option<f32>,
+    pub(crate) scale: Option<f32>,
     /// Where it runs: auto, cpu or cuda:N
     #[arg(long, default_value = "auto", value_name = "DEVICE")]
     pub(crate) device: DeviceChoice,
@@ -112,14 +127,17 @@ pub(crate) struct Options {
 impl Options {
     /// The call's description.
     pub(crate) fn attention(&self, shape: Shape) -> Result<Attention> {
-        let mut attention = Attention::new(shape).mask(self.mask(&shape)?);
+        let mut attention = Attention::new(shape).mask(self.mask.of(&shape)?);
         if let Some(factor) = self.scale {
             attention = attention.scale(Scale::Factor(factor));
         }
         Ok(attention)
     }
+}
 
-    fn mask(&self, shape: &Shape) -> Result<Mask> {
+impl MaskOptions {
+    /// The mask of a call of these sizes.
+    pub(crate) fn of(&self, shape: &Shape) -> Result<Mask> {
         let causal = match self.causal {
             Causal::None => None,
             Causal::TopLeft => Some(Align::TopLeft),
@@ -158,9 +176,16 @@ impl Options {
 
 /// What `--window` may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Window {
+pub(crate) struct Window {
     left: Option<usize>,
     right: Option<usize>,
+}
+
+impl Window {
+    /// Keys before and after the diagonal, −1 for no bound.
+    pub(crate) fn sides(self) -> [i64; 2] {
+        [self.left, self.right].map(|side| side.map_or(-1, |keys| keys as i64))
+    }
 }
 
 impl FromStr for Window {

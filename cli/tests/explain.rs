@@ -75,3 +75,87 @@ fn tiles_are_drawn() {
         assert!(drawing.contains(part), "no `{part}`");
     }
 }
+
+/// A run of `ferroflash bench` on a device, with two roofs and the forward pass of [`CAUSAL`].
+fn measured(backend: &str, name: &str, dtype: &str) -> String {
+    let device = serde_json::json!({"backend": backend, "name": name, "driver": null,
+        "capability": null, "units": 2, "l2_bytes": null});
+    let row = serde_json::json!({"direction": "forward", "d": 128, "dv": 128, "s": 4096,
+        "sk": 4096, "b": 1, "heads": 32, "kv_heads": 8, "dtype": "bf16", "causal": true,
+        "deterministic": false, "options": {}, "kernel": null, "flops": 1e11, "tflops": {},
+        "ms": {"ferroflash": vec![0.5; 20]}, "calls": {}, "host_ms": {}, "buffers": 1,
+        "clock": null});
+    let run = serde_json::json!({"schema": "ferroflash.bench.v1", "ferroflash": "0.1.0",
+        "date": "2026-11-30T00:00:00Z", "device": device, "method": "", "clocks": "",
+        "timer_ms": 0.0, "peers": {}, "rows": [row], "left_out": [], "roofs": [
+            {"kind": "copy", "dtype": null, "method": "copied", "work": 4e9,
+             "ms": vec![1.0; 20]},
+            {"kind": "matrix", "dtype": dtype, "method": "multiplied", "work": 8e11,
+             "ms": vec![1.0; 20]}]});
+    run.to_string()
+}
+
+#[test]
+fn a_call_is_placed_under_measured_roofs() {
+    let folder = Folder::new();
+    folder.write("roofs.json", measured("cuda", "NVIDIA H200", "bf16").as_bytes());
+    let words = [CAUSAL, &["--device-model", "h200", "--roofs", "roofs.json"]].concat();
+    let said = folder.run(&words).succeeded().stdout;
+    for line in [
+        "measured on NVIDIA H200, 2026-11-30T00:00:00Z",
+        "4.00 TB/s: copied",
+        "800.00 TFLOP/s: multiplied",
+        "meet at 200 FLOP a byte",
+        "under the flat: products bound it",
+        "took 0.5000 ms",
+        "the vendor's figures",
+    ] {
+        assert!(said.contains(line), "no `{line}` in\n{said}");
+    }
+    assert!(!said.contains("measured  nothing"));
+    let report = folder.run(&[&words[..], &["--json"]].concat()).succeeded().json();
+    let forward = &report["measured"]["forward"];
+    let flops = 2.0 * 2.0 * 128.0 * 32.0 * 8_390_656.0;
+    let share = forward["timed"]["share_of_roof"].as_f64().expect("a share");
+    assert!((share - flops / 0.5e-3 / 8e14).abs() < 1e-9, "{share}");
+    assert_eq!(forward["bound_by"], "matrix");
+    assert!(report["measured"]["backward"]["timed"].is_null(), "the file has no such row");
+
+    folder.run(&[&words[..], &["--svg", "roofs.svg"]].concat()).succeeded();
+    let drawing = std::fs::read_to_string(folder.path("roofs.svg")).expect("a drawing");
+    for part in ["roofs measured on NVIDIA H200", "the vendor's figures", "forward, measured"] {
+        assert!(drawing.contains(part), "no `{part}`");
+    }
+    assert!(!drawing.contains("nothing here was measured"));
+}
+
+#[test]
+fn few_operations_a_byte_are_bound_by_bytes() {
+    let folder = Folder::new();
+    folder.write("roofs.json", measured("cuda", "NVIDIA H200", "bf16").as_bytes());
+    let decode = ["explain", "--shape", "8,32,8,1,4096,128", "--device", "cpu", "--device-model"];
+    let words = [&decode[..], &["h200", "--roofs", "roofs.json", "--json"]].concat();
+    let report = folder.run(&words).succeeded().json();
+    let forward = &report["measured"]["forward"];
+    assert_eq!(forward["bound_by"], "copy");
+    assert!(forward["share_of_matrix_roof"].as_f64().expect("a share") < 0.05, "{forward}");
+}
+
+#[test]
+fn roofs_of_something_else_are_refused() {
+    let folder = Folder::new();
+    folder.write("h200.json", measured("cuda", "NVIDIA H200", "bf16").as_bytes());
+    folder.write("f32.json", measured("cpu", "a processor", "f32").as_bytes());
+    folder.write("cut.json", &measured("cpu", "a processor", "bf16").as_bytes()[..200]);
+    for (file, words) in [
+        ("h200.json", "was measured on NVIDIA H200"),
+        ("f32.json", "has no roof of bf16 products"),
+        ("cut.json", "cut short"),
+    ] {
+        folder.run(&[CAUSAL, &["--roofs", file]].concat()).refused(&["--roofs", words]);
+    }
+    folder.write("cpu.json", measured("cpu", "a processor", "bf16").as_bytes());
+    folder.run(&[CAUSAL, &["--roofs", "cpu.json"]].concat()).succeeded();
+    let none = ["explain", "--shape", "1,2,2,0,5,8", "--device", "cpu", "--roofs", "cpu.json"];
+    folder.run(&none).refused(&["--roofs", "no work"]);
+}

@@ -5,14 +5,16 @@ use std::ops::Range;
 
 use ferroflash::{TileClass, Visibility};
 
-use super::modelled::{Modelled, Roofs};
+use super::measured::Measured;
+use super::modelled::Modelled;
+use super::roofline;
 
 /// Letters of a map at most, across and down.
 const LETTERS: [u64; 2] = [64, 24];
 /// Cells of a drawing at most on a side.
 const CELLS: u64 = 64;
 /// Side of the drawing of the tiles, in pixels.
-const SIDE: f64 = 384.0;
+pub(super) const SIDE: f64 = 384.0;
 
 /// A matrix of tiles in `rows × columns` groups, each drawn as one.
 struct Groups<'a> {
@@ -60,21 +62,22 @@ pub(super) fn map(modelled: &Modelled, visible: &Visibility) -> String {
 }
 
 /// The drawing: tiles with their owners, and rooflines where the device's are known.
-pub(super) fn svg(modelled: &Modelled, visible: &Visibility) -> String {
+pub(super) fn svg(
+    modelled: &Modelled,
+    visible: &Visibility,
+    measured: Option<&Measured>,
+) -> String {
     let mut text = String::from(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"980\" height=\"520\" \
          font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"980\" height=\"520\" fill=\"white\"/>\n",
     );
     tiles(&mut text, modelled, visible);
-    match &modelled.vendor_roofs {
-        Some(roofs) => roofline(&mut text, modelled, roofs),
-        None => label(&mut text, [520.0, 40.0], "no rooflines: no --device-model was named"),
-    }
+    roofline::draw(&mut text, modelled, measured);
     text + "</svg>\n"
 }
 
-fn label(text: &mut String, [x, y]: [f64; 2], words: &str) {
+pub(super) fn label(text: &mut String, [x, y]: [f64; 2], words: &str) {
     let words = words.replace('&', "&amp;").replace('<', "&lt;");
     let _ = writeln!(text, "<text x=\"{x:.1}\" y=\"{y:.1}\">{words}</text>");
 }
@@ -136,53 +139,4 @@ fn tiles(text: &mut String, modelled: &Modelled, visible: &Visibility) {
         .map(|(block, len, name)| format!("the last {name} tile has {}", u64::from(*len) % block))
         .collect();
     label(text, [left, below + 20.0], &tails.join("; "));
-}
-
-/// Log-log axes of the rooflines: FLOPs a byte from 1 to 10⁵, rates down from the higher roof.
-fn roofline(text: &mut String, modelled: &Modelled, roofs: &Roofs) {
-    let (left, top, width, height) = (540.0, 60.0, 400.0, SIDE);
-    let decades = 5.0;
-    let x = |intensity: f64| left + width * intensity.clamp(1.0, 1e5).log10() / decades;
-    let attainable =
-        |intensity: f64| (intensity * roofs.bytes_per_second).min(roofs.flops_per_second);
-    let y = |rate: f64| {
-        let down = (roofs.flops_per_second * 2.0 / rate.max(1.0)).log10();
-        top + height * (down / 4.0).clamp(0.0, 1.0)
-    };
-    label(text, [left, 24.0], "rooflines by the vendor's figures; points are modelled");
-    label(text, [left, 42.0], "nothing here was measured");
-    let corner = [x(1.0), y(attainable(1.0))];
-    let ridge = [x(roofs.ridge), y(roofs.flops_per_second)];
-    let end = [x(1e5), y(roofs.flops_per_second)];
-    let _ = writeln!(
-        text,
-        "<polyline fill=\"none\" stroke=\"black\" points=\"{:.1},{:.1} {:.1},{:.1} {:.1},{:.1}\"/>",
-        corner[0], corner[1], ridge[0], ridge[1], end[0], end[1]
-    );
-    for decade in 0..=5 {
-        let intensity = 10_f64.powi(decade);
-        label(text, [x(intensity), top + height + 22.0], &format!("1e{decade}"));
-    }
-    label(text, [left, top + height + 42.0], "FLOP a byte");
-    let words = format!("{:.0} TFLOP/s", roofs.flops_per_second / 1e12);
-    label(text, [end[0] - 80.0, end[1] - 8.0], &words);
-    let words = format!("{:.2} TB/s", roofs.bytes_per_second / 1e12);
-    label(text, [corner[0] + 8.0, corner[1] - 8.0], &words);
-    let points = [
-        (modelled.forward.scheduled_intensity, "forward, bytes as requested", 40.0),
-        (modelled.forward.compulsory_intensity, "forward, bytes at least", 60.0),
-        (modelled.backward.scheduled_intensity, "backward, bytes as requested", 80.0),
-    ];
-    for (intensity, words, below) in points {
-        let (at, roof) = (x(intensity), y(attainable(intensity)));
-        let _ = writeln!(
-            text,
-            "<circle cx=\"{at:.1}\" cy=\"{roof:.1}\" r=\"4\" fill=\"#e45756\"/>\n\
-             <line x1=\"{at:.1}\" y1=\"{roof:.1}\" x2=\"{at:.1}\" y2=\"{:.1}\" \
-             stroke=\"#e45756\" stroke-dasharray=\"3 3\"/>",
-            roof + below
-        );
-        let left_of = if at > left + width / 2.0 { at - 180.0 } else { at + 4.0 };
-        label(text, [left_of, roof + below], &format!("{words}: {intensity:.0}"));
-    }
 }

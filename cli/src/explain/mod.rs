@@ -1,7 +1,9 @@
 //! `ferroflash explain`: what a plan would do, why, and what the call costs by arithmetic.
 
 mod drawing;
+mod measured;
 mod modelled;
+mod roofline;
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -12,6 +14,7 @@ use ferroflash_ledger::device::{DeviceModel, device};
 use half::{bf16, f16};
 use serde::Serialize;
 
+use crate::bench::record::{Pass, Workload};
 use crate::call::Inputs;
 use crate::failure::{Failure, Result, one_line};
 use crate::file::{Safetensors, Stored};
@@ -19,6 +22,7 @@ use crate::forward::{Chosen, Purpose};
 use crate::options::{AxisOrder, Options};
 use crate::report::{print, print_json};
 
+use measured::Measured;
 use modelled::Modelled;
 
 /// Arguments of `explain`.
@@ -42,6 +46,9 @@ pub(crate) struct Arguments {
     /// one's limits
     #[arg(long, value_name = "NAME")]
     device_model: Option<String>,
+    /// Place the call under the roofs that `ferroflash bench --roofs --json FILE` measured
+    #[arg(long, value_name = "FILE")]
+    roofs: Option<PathBuf>,
     /// Draw the tiles, their owners and the rooflines into FILE
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -115,6 +122,9 @@ struct Report {
     modelled: Option<Modelled>,
     /// Why there is no model.
     not_modelled: Option<String>,
+    /// The call under roofs that were measured, where a file of such was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    measured: Option<Measured>,
 }
 
 fn explain<T: Stored>(arguments: &Arguments, shape: Shape) -> Result<()> {
@@ -128,12 +138,27 @@ fn explain<T: Stored>(arguments: &Arguments, shape: Shape) -> Result<()> {
         Err(why) if is_named || arguments.svg.is_some() => return Err(why),
         modelled => modelled,
     };
+    let measured = match &arguments.roofs {
+        Some(file) => {
+            let mask = &arguments.options.mask;
+            let of = |pass| {
+                let mut workload = Workload::new(pass, &shape, T::DTYPE, mask);
+                workload.options.scale = arguments.options.scale;
+                workload
+            };
+            let call = [of(Pass::Forward), of(Pass::Backward)];
+            Some(Measured::new(file, &explanation, &call, is_named)?)
+        }
+        None => None,
+    };
     if let (Some(file), Ok(modelled)) = (&arguments.svg, &modelled) {
-        crate::file::write_text("--svg", file, &drawing::svg(modelled, &attention.visibility()))?;
+        let drawing = drawing::svg(modelled, &attention.visibility(), measured.as_ref());
+        crate::file::write_text("--svg", file, &drawing)?;
     }
     if arguments.json {
         let not_modelled = modelled.as_ref().err().map(Failure::line);
-        return print_json(&Report { plan: explanation, modelled: modelled.ok(), not_modelled });
+        let modelled = modelled.ok();
+        return print_json(&Report { plan: explanation, modelled, not_modelled, measured });
     }
     let lines = explanation.to_string();
     let mut words: String = lines.lines().map(|line| one_line(line) + "\n").collect();
@@ -141,6 +166,10 @@ fn explain<T: Stored>(arguments: &Arguments, shape: Shape) -> Result<()> {
         Ok(modelled) => words += &modelled.words(&attention.visibility()),
         Err(why) => words += &format!("not modelled: {}\n", why.line()),
     }
+    words += &measured.map_or_else(
+        || "measured  nothing: `ferroflash bench` times calls, and roofs for --roofs\n".to_owned(),
+        |measured| measured.words(),
+    );
     print(&words)
 }
 

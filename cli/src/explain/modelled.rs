@@ -148,7 +148,6 @@ impl Modelled {
             );
         }
         text.push_str(&super::drawing::map(self, visible));
-        text.push_str("measured  nothing: `ferroflash attend` times a run\n");
         text
     }
 

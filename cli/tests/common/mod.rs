@@ -152,9 +152,19 @@ impl Folder {
 
     /// Runs the command in it.
     pub(crate) fn run(&self, arguments: &[&str]) -> Ran {
+        Ran::of(self.command(arguments).output().expect("the command starts"))
+    }
+
+    /// Runs the command in it, on one thread: for measurements, which run beside one another here.
+    pub(crate) fn run_on_one_thread(&self, arguments: &[&str]) -> Ran {
+        let mut command = self.command(arguments);
+        Ran::of(command.env("RAYON_NUM_THREADS", "1").output().expect("the command starts"))
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_ferroflash"));
         command.args(arguments).current_dir(self.folder.path());
-        Ran::of(command.output().expect("the command starts"))
+        command
     }
 }
 
