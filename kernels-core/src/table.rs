@@ -136,8 +136,9 @@ impl KernelSpec {
     /// Barriers in the body, block-wide and named.
     pub const fn barriers(&self) -> u32 {
         match (self.family, self.direction) {
-            // One a K/V tile; two around the staging of the output.
-            (Family::Portable, Direction::Forward) => 3,
+            // Before turning the queries' sign; one a K/V tile, or two with one stage; two around
+            // the staging of the output.
+            (Family::Portable, Direction::Forward) => 3 + 3 - self.tile.stages,
             // At the start, after turning the queries' sign, after skipped tiles, before the output
             // is copied out, and a warp's two around its work; for the turns, one before the first
             // and a pair in each loop.

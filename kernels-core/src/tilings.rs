@@ -47,20 +47,22 @@ macro_rules! tilings {
 tilings! {
     Portable32: 128 x 64, dims 32 32, warps 4, stages 2, blocks 3,
         "32 rows a warp; 24 KB, so that registers, not memory, set three blocks a multiprocessor.";
-    Portable64: 128 x 64, dims 64 64, warps 4, stages 2, blocks 2,
-        "32 rows a warp; 64 + 64 accumulators; a third block would cap registers at 168 and spill.";
+    General32: 128 x 64, dims 32 32, warps 4, stages 2, blocks 2,
+        "As Portable32; biases and dropout spill in the 168 registers that three blocks leave.";
+    Portable64: 128 x 128, dims 64 64, warps 4, stages 1, blocks 2,
+        "32 rows a warp; 64 + 128 accumulators fill a thread: half the barriers and maxima; 48 KB.";
+    Masked64: 128 x 64, dims 64 64, warps 4, stages 2, blocks 2,
+        "As Portable64, with half the scores: options need registers as well; 48 KB.";
     Portable96: 128 x 64, dims 96 96, warps 4, stages 2, blocks 2,
         "32 rows a warp; 96 + 64 accumulators; 72 KB, two blocks.";
-    Portable128: 128 x 64, dims 128 128, warps 4, stages 2, blocks 2,
-        "32 rows a warp; 128 + 64 accumulators fill a thread; 96 KB, two blocks on Hopper.";
+    Portable128: 128 x 48, dims 128 128, warps 4, stages 2, blocks 2,
+        "32 rows a warp; 128 + 48 accumulators, since 64 scores spill; 80 KB, two blocks.";
     General128: 128 x 32, dims 128 128, warps 4, stages 2, blocks 2,
-        "As Portable128, with half the scores: biases and dropout need registers as well; 64 KB.";
-    Portable192: 64 x 48, dims 192 192, warps 4, stages 2, blocks 2,
-        "16 rows a warp, since 32 would need 192 output values; 48 keys keep two stages in 96 KB.";
-    General192: 64 x 32, dims 192 192, warps 4, stages 2, blocks 2,
-        "As Portable192, with the 32 keys that dropout's blocks are wide.";
-    Portable256: 64 x 32, dims 256 256, warps 4, stages 2, blocks 2,
-        "16 rows a warp; 128 output values; 32 keys keep two stages in 96 KB.";
+        "As Portable128, with fewer scores: biases and dropout need registers as well; 64 KB.";
+    Portable192: 64 x 64, dims 192 192, warps 4, stages 1, blocks 2,
+        "16 rows a warp, since 32 would need 192 output values; one stage in 72 KB, two blocks.";
+    Portable256: 64 x 64, dims 256 256, warps 4, stages 1, blocks 2,
+        "16 rows a warp; 128 output values; 64 keys at one stage in 96 KB beat 32 at two.";
     Portable192x128: 128 x 32, dims 192 128, warps 4, stages 2, blocks 2,
         "The output is 128 wide, so 32 rows a warp fit; 32 keys keep two stages in 88 KB.";
     Portable64x256: 64 x 64, dims 64 256, warps 4, stages 2, blocks 2,

@@ -93,6 +93,56 @@ pub unsafe fn copy_tile<const THREADS: u32>(
     }
 }
 
+/// As [`copy_tile`], for a tile of many: nearly all of them are whole, and those need no compare.
+///
+/// # Safety
+/// As [`copy_tile`].
+#[inline(always)]
+pub unsafe fn copy_ring_tile<const THREADS: u32>(
+    layout: PanelLayout,
+    rows: Rows,
+    shared: u32,
+    thread: u32,
+) {
+    let is_whole = rows.count >= layout.rows
+        && rows.hidden == 0
+        && rows.bytes >= layout.columns * 2
+        && rows.access == 16;
+    if is_whole {
+        copy_tile_whole::<THREADS>(layout, rows, shared, thread);
+    } else {
+        copy_tile::<THREADS>(layout, rows, shared, thread);
+    }
+}
+
+/// Every chunk by one 16-byte copy; each row and channel exists.
+#[inline(always)]
+unsafe fn copy_tile_whole<const THREADS: u32>(
+    layout: PanelLayout,
+    rows: Rows,
+    shared: u32,
+    thread: u32,
+) {
+    let share = Share::new::<THREADS>(&layout, thread);
+    let chunk = (share.chunk * CHUNK_BYTES) as u64;
+    let mut source =
+        rows.address.wrapping_add((share.row as i64 * rows.stride) as u64).wrapping_add(chunk);
+    let step_bytes = (share.row_step as i64 * rows.stride) as u64;
+    let target = shared + share.offset;
+    let mut step = 0;
+    while step < layout.rows / share.row_step {
+        let mut panel = 0;
+        while panel < layout.panels() {
+            let to = target + panel * layout.panel_bytes();
+            let from = source.wrapping_add((panel * layout.row_bytes()) as u64);
+            cp_async_16(to + step * share.row_step * layout.row_bytes(), from, CHUNK_BYTES);
+            panel += 1;
+        }
+        source = source.wrapping_add(step_bytes);
+        step += 1;
+    }
+}
+
 /// Every chunk by one 16-byte copy, straight-line.
 #[inline(always)]
 unsafe fn copy_tile_wide<const THREADS: u32>(

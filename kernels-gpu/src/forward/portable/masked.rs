@@ -27,8 +27,9 @@ use ferroflash_core::schedule::divide;
 use ferroflash_core::tile::{ForwardTiling, SharedPlan};
 
 use super::place::Place;
-use super::{Kernel, Ring, THREADS, Warp, fragment_row};
-use crate::forward::softmax::{ThreadRows, advance};
+use super::ring::Ring;
+use super::{Kernel, THREADS, Warp, fragment_row};
+use crate::forward::softmax::ThreadRows;
 use crate::ptx::async_copy::wait_group;
 use crate::ptx::math::{exp2, log2};
 use crate::ptx::matrix::MatrixElement;
@@ -84,49 +85,66 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
     let mut output = T::Output::ZERO;
     let mut state = ThreadRows::EMPTY;
     let mut kv_tile = 0;
-    Kernel::<T, E>::copy_keys(&ring, kv_tile, keys_end, thread);
+    Kernel::<T, E>::fill(&ring, keys_end, thread);
+    if forward.query_sign != 0 {
+        Kernel::<T, E>::flip_queries(shared + plan.q, forward.query_sign, thread);
+    }
     while kv_tile * tile.kv_columns < keys_end {
-        wait_group::<0>();
-        sync_threads();
-        Kernel::<T, E>::copy_keys(&ring, kv_tile + 1, keys_end, thread);
-
-        let slot = kv_tile % 2;
+        Kernel::<T, E>::await_keys(&ring, kv_tile, keys_end, thread);
+        let slot = Kernel::<T, E>::slot(kv_tile);
         let mut scores = {
             let warp = Warp::of::<T>(thread);
             let k_shared = shared + plan.k + slot * plan.k_stage;
             let q = LaneAddress::rows_first(&Kernel::<T, E>::Q, shared + plan.q, warp.lane);
             let k = LaneAddress::columns_first(&Kernel::<T, E>::K, k_shared, warp.lane);
-            Kernel::<T, E>::scores(q, warp.first_row, k, forward.query_sign)
+            Kernel::<T, E>::scores(q, warp.first_row, k)
         };
         let tile_key = kv_tile * tile.kv_columns;
         {
             let (place, warp) = (Place::load(shared + plan.works), Warp::of::<T>(thread));
             Kernel::<T, E>::finish_scores::<M>(&mut scores, params, &place, tile_key, &warp);
         }
-        let mut row = 0;
-        while row < Kernel::<T, E>::ROW_TILES * 2 {
-            let tiles = Kernel::<T, E>::SCORE_TILES;
-            let rescale = advance(&mut scores, &mut state, row, tiles, forward.scale_log2);
-            Kernel::<T, E>::scale_row(&mut output, row, rescale);
-            row += 1;
+        Kernel::<T, E>::await_values(&ring, kv_tile, keys_end, thread);
+        let (rows, tiles) = (Kernel::<T, E>::ROWS, Kernel::<T, E>::SCORE_TILES);
+        let mut advance = state.advance(&scores, rows, tiles, forward.scale_log2);
+        if advance.is_needed {
+            let mut row = 0;
+            while row < rows {
+                Kernel::<T, E>::scale_row(&mut output, row, advance.rescale[row]);
+                row += 1;
+            }
+            state.subtract_large(&mut scores, rows, tiles, &mut advance);
         }
-        if matches!(M::CLASS, MaskClass::General) && params.options.drops != 0 {
-            let (place, warp) = (Place::load(shared + plan.works), Warp::of::<T>(thread));
-            let batch_head = place.item.wrapping_mul(forward.q_heads).wrapping_add(place.q_head);
-            let mask = &params.options.dropout;
-            Kernel::<T, E>::drop_probabilities(
-                &mut scores,
-                mask,
-                batch_head,
-                &place,
-                tile_key,
-                &warp,
-            );
-        }
+        let mut probabilities = |scores: &mut T::Scores, step: usize| {
+            let scale = forward.scale_log2;
+            state.exponentials(scores, rows, tiles, step * 2, &advance.offset, scale);
+        };
         let v_shared = shared + plan.v + slot * plan.v_stage;
         let lane = Warp::of::<T>(thread).lane;
         let v = LaneAddress::rows_first(&Kernel::<T, E>::V, v_shared, lane);
-        Kernel::<T, E>::add_values(&mut output, &scores, v);
+        if matches!(M::CLASS, MaskClass::General) {
+            let mut step = 0;
+            while step < tiles / 2 {
+                probabilities(&mut scores, step);
+                step += 1;
+            }
+            if params.options.drops != 0 {
+                let (place, warp) = (Place::load(shared + plan.works), Warp::of::<T>(thread));
+                let mask = &params.options.dropout;
+                let head = place.item.wrapping_mul(forward.q_heads).wrapping_add(place.q_head);
+                Kernel::<T, E>::drop_probabilities(
+                    &mut scores,
+                    mask,
+                    head,
+                    &place,
+                    tile_key,
+                    &warp,
+                );
+            }
+            Kernel::<T, E>::add_values(&mut output, &mut scores, v, |_, _| {});
+        } else {
+            Kernel::<T, E>::add_values(&mut output, &mut scores, v, probabilities);
+        }
         kv_tile += 1;
     }
 

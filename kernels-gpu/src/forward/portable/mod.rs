@@ -5,16 +5,23 @@
 //! M4.4 §0x05C): each warp owns 16 or 32 rows for good, so no warp ever needs another's maximum,
 //! sum or output. A quad of lanes shares a row; two shuffles give all four its maximum.
 //!
-//! **Shared memory.** Q is loaded once. K and V tiles pass through a ring of two slots each,
+//! **Shared memory.** Q is loaded once. K and V tiles pass through a ring of one or two slots each,
 //! filled by `cp.async` while earlier tiles are multiplied. Scores, probabilities and the output
 //! numerator never leave registers. Rows past the end of the keys, and channels past the tensor's,
 //! are zero in shared memory, so nothing beyond the tensors can reach a product.
 //!
-//! **What protects what.** Each tile costs one block-wide barrier. A thread first waits for its own
-//! copies of tile j, then all meet: from there on everyone sees tile j, and everyone has finished
-//! reading tile j − 1, whose slot the next copy, of tile j + 1, may take. Two more barriers
-//! surround the output tile, which is staged where the inputs lay so that it leaves in 16-byte
-//! rows.
+//! **What protects what.** With two slots, each tile costs one block-wide barrier. A thread first
+//! waits for its own copies of tile j, then all meet: from there on everyone sees tile j, and
+//! everyone has finished reading tile j − 1, whose slot the next copy, of tile j + 1, may take.
+//! With one slot all meet twice: before the scores, when K of tile j has come and V's slot is free
+//! for V of tile j; and after them, when that V has come and K's slot is free for K of tile j + 1.
+//! Two more barriers surround the output tile, which is staged where the inputs lay so that it
+//! leaves in 16-byte rows.
+//!
+//! **Overlap.** Each copy runs under a product, and the two blocks of a multiprocessor under each
+//! other. In a warp, the exponentials of 16 keys stand just before their product with V, so that
+//! the next ones run under it; maxima and their exchanges are taken of all rows at once, since each
+//! waits for the one before.
 //!
 //! **Masks.** Only tiles that are not full pay a compare a score: a key at or past its row's end
 //! becomes −∞ before the maximum is taken. Tiles that no row of the block sees are never loaded.
@@ -24,6 +31,7 @@
 mod masked;
 mod options;
 mod place;
+mod ring;
 
 pub use masked::block as masked_block;
 
@@ -33,14 +41,17 @@ use ferroflash_core::axes::{MaskClass, MaskKind};
 use ferroflash_core::fragment::Fragment;
 use ferroflash_core::params::PortableForwardParams;
 use ferroflash_core::schedule::divide;
-use ferroflash_core::swizzle::PanelLayout;
+use ferroflash_core::swizzle::{CHUNK_BYTES, PanelLayout};
 use ferroflash_core::tile::{ForwardTiling, SharedPlan, TileShape};
 use ferroflash_core::visibility::Visibility;
 
-use super::softmax::{ThreadRows, advance, finish};
-use crate::ptx::async_copy::{commit_group, wait_group};
+use self::ring::Ring;
+use super::softmax::{ThreadRows, finish};
+use crate::ptx::async_copy::wait_group;
 use crate::ptx::matrix::MatrixElement;
-use crate::ptx::memory::{dynamic_shared, store_global_f32, store_shared_u32};
+use crate::ptx::memory::{
+    dynamic_shared, load_shared_v4, store_global_f32, store_shared_u32, store_shared_v4,
+};
 use crate::ptx::thread::{block_idx_x, opaque, sync_threads, thread_idx_x};
 use crate::tile::{LaneAddress, Rows, accumulate, copy_tile, write_tile};
 
@@ -50,13 +61,6 @@ const THREADS: u32 = 128;
 /// Constants of one specialisation.
 struct Kernel<T, E>(PhantomData<(T, E)>);
 
-/// Where K and V tiles come from, and the ring they go to.
-struct Ring {
-    k: Rows,
-    v: Rows,
-    shared: u32,
-}
-
 impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
     const TILE: TileShape = T::SHAPE;
     const PLAN: SharedPlan = SharedPlan::portable_forward(T::SHAPE);
@@ -65,42 +69,38 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
     const V: PanelLayout = T::SHAPE.v_layout();
     const O: PanelLayout = T::SHAPE.o_layout();
     const ROW_TILES: usize = T::SHAPE.row_tiles() as usize;
+    const ROWS: usize = Self::ROW_TILES * 2;
     const SCORE_TILES: usize = T::SHAPE.kv_columns as usize / 8;
     const OUTPUT_TILES: usize = T::SHAPE.value_dim as usize / 8;
     const CHECKED: () = {
         assert!(T::SHAPE.warps * 32 == THREADS);
         assert!(T::SHAPE.row_tiles() <= 2);
-        assert!(T::SHAPE.stages == 2, "the loop waits for all but the newest group");
+        assert!(T::SHAPE.stages <= 2, "each wait is for all copies");
     };
 
-    /// Starts copying K/V tile `kv_tile` into its ring slot, and closes the group; past the last
-    /// key the group is empty.
+    /// Turns the sign of the Q tile, for a negative scale; the first tile's barrier follows.
     #[inline(always)]
-    unsafe fn copy_keys(ring: &Ring, kv_tile: u32, keys_end: u32, thread: u32) {
-        let key = kv_tile * Self::TILE.kv_columns;
-        if key < keys_end {
-            let thread = opaque(thread);
-            let k_shared = ring.shared + Self::PLAN.k + kv_tile % 2 * Self::PLAN.k_stage;
-            let v_shared = ring.shared + Self::PLAN.v + kv_tile % 2 * Self::PLAN.v_stage;
-            copy_tile::<THREADS>(Self::K, ring.k.from_row(key), k_shared, thread);
-            copy_tile::<THREADS>(Self::V, ring.v.from_row(key), v_shared, thread);
+    unsafe fn flip_queries(shared: u32, sign: u32, thread: u32) {
+        wait_group::<0>();
+        sync_threads();
+        let mut offset = thread * CHUNK_BYTES;
+        while offset < Self::Q.bytes() {
+            let [a, b, c, d] = load_shared_v4(shared + offset);
+            store_shared_v4(shared + offset, [a ^ sign, b ^ sign, c ^ sign, d ^ sign]);
+            offset += THREADS * CHUNK_BYTES;
         }
-        commit_group();
     }
 
-    /// S = Q·Kᵀ for this warp's rows; `q` has the sign of the scale flipped in.
+    /// S = Q·Kᵀ for this warp's rows.
     #[inline(always)]
-    unsafe fn scores(q: LaneAddress, warp_row: u32, k: LaneAddress, sign: u32) -> T::Scores {
+    unsafe fn scores(q: LaneAddress, warp_row: u32, k: LaneAddress) -> T::Scores {
         let mut scores = T::Scores::ZERO;
         let mut step = 0;
         while step < Self::TILE.head_dim / 16 {
             let mut a = [[0; 4]; 2];
             let mut row_tile = 0;
             while row_tile < Self::ROW_TILES {
-                let row = warp_row + row_tile as u32 * 16;
-                let loaded = q.load(&Self::Q, row, step * 16);
-                a[row_tile] =
-                    [loaded[0] ^ sign, loaded[1] ^ sign, loaded[2] ^ sign, loaded[3] ^ sign];
+                a[row_tile] = q.load(&Self::Q, warp_row + row_tile as u32 * 16, step * 16);
                 row_tile += 1;
             }
             let mut pair = 0;
@@ -120,11 +120,18 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
         scores
     }
 
-    /// O += P·V: a packed score fragment is already an A operand.
+    /// O += P·V: a packed score fragment is already an A operand. `prepare` makes probabilities of
+    /// the 16 keys of a step, just before their product, so that the next ones' run under it.
     #[inline(always)]
-    unsafe fn add_values(output: &mut T::Output, p: &T::Scores, v: LaneAddress) {
+    unsafe fn add_values(
+        output: &mut T::Output,
+        p: &mut T::Scores,
+        v: LaneAddress,
+        mut prepare: impl FnMut(&mut T::Scores, usize),
+    ) {
         let mut step = 0;
         while step < Self::SCORE_TILES / 2 {
+            prepare(p, step);
             let mut a = [[0; 4]; 2];
             let mut row_tile = 0;
             while row_tile < Self::ROW_TILES {
@@ -300,23 +307,23 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
     let v_rows = Rows::of(&params.v, batch, kv_head, 0, visible.kv_len);
     let mut output = T::Output::ZERO;
     let mut state = ThreadRows::EMPTY;
-    // K/V tile t is keys t · kv_columns .., in slot t mod 2.
+    // K/V tile t is keys t · kv_columns .., in slot t mod stages.
     let ring = Ring { k: k_rows, v: v_rows, shared };
     let keys_end = block_keys_end::<M>(&visible, first_row, tile.q_rows);
     let mut kv_tile = 0;
-    Kernel::<T, E>::copy_keys(&ring, kv_tile, keys_end, thread);
+    Kernel::<T, E>::fill(&ring, keys_end, thread);
+    if params.query_sign != 0 {
+        Kernel::<T, E>::flip_queries(shared + plan.q, params.query_sign, thread);
+    }
     while kv_tile * tile.kv_columns < keys_end {
-        wait_group::<0>();
-        sync_threads();
-        Kernel::<T, E>::copy_keys(&ring, kv_tile + 1, keys_end, thread);
-
-        let slot = kv_tile % 2;
+        Kernel::<T, E>::await_keys(&ring, kv_tile, keys_end, thread);
+        let slot = Kernel::<T, E>::slot(kv_tile);
         let mut scores = {
             let warp = Warp::of::<T>(thread);
-            let k_shared = shared + plan.k + slot * plan.k_stage;
             let q = LaneAddress::rows_first(&Kernel::<T, E>::Q, shared + plan.q, warp.lane);
+            let k_shared = shared + plan.k + slot * plan.k_stage;
             let k = LaneAddress::columns_first(&Kernel::<T, E>::K, k_shared, warp.lane);
-            Kernel::<T, E>::scores(q, warp.first_row, k, params.query_sign)
+            Kernel::<T, E>::scores(q, warp.first_row, k)
         };
         let key = kv_tile * tile.kv_columns;
         let warp = Warp::of::<T>(thread);
@@ -331,17 +338,24 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
             let lane_row = warp_row + warp.lane / 4;
             Kernel::<T, E>::hide::<M>(&mut scores, &visible, lane_row, lane_key);
         }
-        let mut row = 0;
-        while row < Kernel::<T, E>::ROW_TILES * 2 {
-            let tiles = Kernel::<T, E>::SCORE_TILES;
-            let rescale = advance(&mut scores, &mut state, row, tiles, params.scale_log2);
-            Kernel::<T, E>::scale_row(&mut output, row, rescale);
-            row += 1;
+        Kernel::<T, E>::await_values(&ring, kv_tile, keys_end, thread);
+        let (rows, tiles) = (Kernel::<T, E>::ROWS, Kernel::<T, E>::SCORE_TILES);
+        let mut advance = state.advance(&scores, rows, tiles, params.scale_log2);
+        if advance.is_needed {
+            let mut row = 0;
+            while row < rows {
+                Kernel::<T, E>::scale_row(&mut output, row, advance.rescale[row]);
+                row += 1;
+            }
+            state.subtract_large(&mut scores, rows, tiles, &mut advance);
         }
         let v_shared = shared + plan.v + slot * plan.v_stage;
         let lane = Warp::of::<T>(thread).lane;
         let v = LaneAddress::rows_first(&Kernel::<T, E>::V, v_shared, lane);
-        Kernel::<T, E>::add_values(&mut output, &scores, v);
+        Kernel::<T, E>::add_values(&mut output, &mut scores, v, |scores, step| {
+            let scale = params.scale_log2;
+            state.exponentials(scores, rows, tiles, step * 2, &advance.offset, scale);
+        });
         kv_tile += 1;
     }
 

@@ -25,8 +25,6 @@ struct Corner {
 }
 
 impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
-    const ROWS: usize = Self::ROW_TILES * 2;
-
     /// Index of the first of two neighbouring scores of a lane: row `row` of its rows, 8-key tile
     /// `tile`.
     const fn pair_index(row: usize, tile: usize) -> usize {
