@@ -23,8 +23,8 @@ pub struct BackwardScratch {
     /// u32 `[batch · q_heads, padded_rows / LSE_ROWS]`: 1 where these rows' lse is natural, since
     /// some of it is large; 0 where it is of powers of two. 0 where all of it is natural.
     pub natural: u64,
-    /// u32 counters, zero when the main kernel starts; 0 where it needs none. Of a hopper kernel see
-    /// [`HopperCounters`]; of a portable one, for ordered sums, the one that blocks draw their
+    /// u32 counters, zero when the main kernel starts; 0 where it needs none. Of a hopper kernel
+    /// see [`HopperCounters`]; of a portable one, for ordered sums, the one that blocks draw their
     /// number from, then the turn of each query tile, `[batch · q_heads, padded_rows / q_rows]`.
     pub counters: u64,
     /// f32 sums of dK, then dV, that parts of a group pass on, in the order of the accumulators:
@@ -73,8 +73,8 @@ pub struct ConvertParams {
     pub scratch: BackwardScratch,
     /// Gradient of the queries.
     pub dq: DeviceTensor,
-    /// u32 of each section of the main kernel's walk: [`CONVERTED_ROWS`] that it has converted; 0 if
-    /// it converts none.
+    /// u32 of each section of the main kernel's walk: [`CONVERTED_ROWS`] that it has converted; 0
+    /// if it converts none.
     pub converted: u64,
     /// [`CONVERTED_ROWS`] of such a section, of all its query heads.
     pub section_groups: u32,

@@ -7,8 +7,9 @@
 //! and four rows a lane before any is used, so that enough loads are under way; tensors that do not
 //! allow such accesses are read value by value.
 //!
-//! **Powers of two.** A main kernel that saves a multiplication a score takes lse times log2 e. Where
-//! lse is large its rounding would be felt: the block's rows then stay natural, and a word says so.
+//! **Powers of two.** A main kernel that saves a multiplication a score takes lse times log2 e.
+//! Where lse is large its rounding would be felt: the block's rows then stay natural, and a word
+//! says so.
 //!
 //! **What the main kernel relies on.** For rows past the end, and rows that saw no key, lse is +∞
 //! and delta 0: P = exp(s − lse) and dS = P·(dP − delta) are then 0 for every finite s and dP.

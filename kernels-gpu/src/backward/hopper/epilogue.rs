@@ -58,7 +58,7 @@ where
     /// Gives back the work's slot, when all that the work added to dQ is there.
     #[inline(always)]
     unsafe fn give_back(&self) {
-        if Kernel::<T>::PLAN.dq_staged && self.thread() % 32 == 0 {
+        if Kernel::<T>::PLAN.dq_staged && self.thread().is_multiple_of(32) {
             wait_stores();
         }
         sync_named(CONSUMER_BARRIER + self.index, WARPGROUP_THREADS);
