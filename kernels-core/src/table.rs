@@ -11,7 +11,8 @@ mod rows;
 use crate::axes::{Direction, Dtype, Element, Family, MaskClass, MaskKind};
 use crate::backward::hopper::HopperBackwardPlan;
 use crate::backward::portable::PortableBackwardPlan;
-use crate::backward::scratch::QueryGradientOrder;
+use crate::backward::schedule::BackwardSchedule;
+use crate::backward::scratch::{HopperCounters, QueryGradientOrder};
 use crate::tile::{SharedPlan, TileShape, Tiling, WARPGROUP_WARPS};
 
 /// One row of the table, as the host sees it.
@@ -166,12 +167,18 @@ impl KernelSpec {
         }
     }
 
-    /// Counters of a backward kernel: the one that blocks draw their work from, where they are
-    /// persistent or ordered, and the turn of each of `query_tiles`, where they are ordered.
-    pub const fn counters(&self, query_tiles: u64, ordered: bool) -> u64 {
+    /// Counters of a backward kernel whose query heads have so many `query_tiles` in all: of a
+    /// portable one, where sums are ordered, the one that blocks draw their work from and the turn
+    /// of each query tile.
+    pub const fn counters(
+        &self,
+        schedule: &BackwardSchedule,
+        query_tiles: u64,
+        ordered: bool,
+    ) -> u64 {
         match (self.family, ordered) {
-            (_, true) => 1 + query_tiles,
-            (Family::Hopper, false) => 1,
+            (Family::Hopper, _) => HopperCounters::new(schedule).count(query_tiles, ordered),
+            (Family::Portable, true) => 1 + query_tiles,
             (Family::Portable, false) => 0,
         }
     }

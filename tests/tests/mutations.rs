@@ -101,6 +101,7 @@ impl<'c> Walk<'c> {
         let schedule = BackwardSchedule {
             kv_blocks: (s.kv_len as u32).div_ceil(KEYS),
             batch_heads,
+            parts: 1,
             section: BackwardSchedule::section_for(batch_heads),
         };
         let works = (0..schedule.blocks() as u32).map(|index| schedule.work(index));

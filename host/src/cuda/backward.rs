@@ -1,25 +1,24 @@
 //! The backward call on a device: from checked tensors to its launches (M4.4 §0x06.1).
 
+mod hopper;
+
 use std::sync::Arc;
 
 use cudarc::driver::sys;
 use ferroflash_core::axes::{Direction, Dtype, Family};
-use ferroflash_core::backward::hopper::hopper_backward_boxes;
 use ferroflash_core::backward::params::{
-    BackwardScratch, ConvertParams, HopperBackwardParams, PortableBackwardParams, PreprocessParams,
+    BackwardScratch, ConvertParams, PortableBackwardParams, PreprocessParams,
 };
 use ferroflash_core::backward::schedule::BackwardSchedule;
 use ferroflash_core::backward::scratch::ScratchSizes;
 use ferroflash_core::params::DeviceTensor;
 use ferroflash_core::shape::{Shape, Strides};
 use ferroflash_core::table::{KERNELS, KernelSpec};
-use ferroflash_core::tensor_map::{MapRefusal, TensorMapPlan};
 
 use super::artifacts::Form;
 use super::device::{CudaDevice, Limits};
-use super::forward::{device_tensor, device_visibility, strides};
+use super::forward::{device_tensor, device_visibility};
 use super::kernel::Kernel;
-use super::tensor_map;
 use crate::attention::{Attention, Gradients, Saved};
 use crate::element::Element;
 use crate::error::{Error, Result};
@@ -73,15 +72,30 @@ impl Backward {
 /// What the stages share, for a call that wants every gradient.
 fn scratch_sizes(attention: &Attention, spec: &KernelSpec) -> ScratchSizes {
     let shape = &attention.shape;
+    let schedule = schedule(attention, spec);
     let rows = spec.tile.q_rows as usize;
     let batch_heads = shape.batch as u64 * shape.q_heads as u64;
     let tiles = shape.q_len.div_ceil(rows);
     let counters = match batch_heads * tiles as u64 {
         0 => 0,
-        query_tiles => spec.counters(query_tiles, attention.deterministic),
+        query_tiles => spec.counters(&schedule, query_tiles, attention.deterministic),
     };
-    let padded_rows = (tiles * rows) as u32;
-    ScratchSizes { batch_heads, padded_rows, dq_channels: spec.tile.head_dim, counters }
+    let part_sums = match schedule.parts {
+        1 => 0,
+        _ => {
+            let keys = u64::from(schedule.kv_blocks) * u64::from(spec.tile.kv_columns);
+            let channels = u64::from(spec.tile.head_dim + spec.tile.value_dim);
+            u64::from(schedule.batch_heads) * keys * channels
+        }
+    };
+    ScratchSizes {
+        batch_heads,
+        padded_rows: (tiles * rows) as u32,
+        dq_channels: spec.tile.head_dim,
+        powers_of_two: spec.family == Family::Hopper,
+        counters,
+        part_sums,
+    }
 }
 
 /// Bytes of workspace that a backward call through `spec` needs.
@@ -194,7 +208,7 @@ impl<'a> Call<'a> {
         let scratch = ScratchSizes { dq_channels, ..sizes }.at(self.workspace);
         // SAFETY: the caller's promise; each stage is given its own kernel.
         unsafe {
-            self.preprocess(device, &backward.preprocess, stream, &sizes, scratch)?;
+            self.preprocess(device, &backward.preprocess, main.spec, stream, &sizes, scratch)?;
             match maps {
                 Some(plans) => self.launch_hopper(device, main, stream, scratch, &plans)?,
                 None => self.launch_portable(device, main, stream, scratch)?,
@@ -218,6 +232,7 @@ impl<'a> Call<'a> {
         &self,
         device: &CudaDevice,
         kernel: &Kernel,
+        main: &KernelSpec,
         stream: sys::CUstream,
         sizes: &ScratchSizes,
         scratch: BackwardScratch,
@@ -232,6 +247,8 @@ impl<'a> Call<'a> {
             lse: self.lse,
             d_lse: self.d_lse,
             scratch,
+            lse_factor: self.lse_factor(),
+            cleared_heads: self.cleared_heads(main),
             counters: sizes.counters as u32,
             q_len: self.attention.shape.q_len as u32,
             q_heads: self.attention.shape.q_heads as u32,
@@ -254,9 +271,12 @@ impl<'a> Call<'a> {
         scratch: BackwardScratch,
     ) -> Result<()> {
         let Some(dq) = self.dq.filter(|_| self.has_rows()) else { return Ok(()) };
+        let (converted, section_groups) = self.converted(main, &scratch);
         let params = ConvertParams {
             scratch,
             dq: device_tensor(dq, self.dtype.bytes()),
+            converted,
+            section_groups,
             order: main.query_gradient_order(),
             q_len: self.attention.shape.q_len as u32,
             q_heads: self.attention.shape.q_heads as u32,
@@ -308,77 +328,8 @@ impl<'a> Call<'a> {
         unsafe { kernel.launch(device, stream, schedule.blocks() as u32, &params) }
     }
 
-    /// Launches `kernel` with the plans that [`Self::tensor_maps`] made.
-    ///
-    /// # Safety
-    /// As [`Self::run`]; `kernel` is a hopper backward kernel.
-    unsafe fn launch_hopper(
-        &self,
-        device: &CudaDevice,
-        kernel: &Kernel,
-        stream: sys::CUstream,
-        scratch: BackwardScratch,
-        plans: &[TensorMapPlan; 4],
-    ) -> Result<()> {
-        // Encoding a tensor map needs a context, which the caller may not have.
-        let _current = device.enter()?;
-        let shape = &self.attention.shape;
-        let schedule = schedule(self.attention, kernel.spec);
-        let scale = self.attention.scale_factor();
-        let size = self.dtype.bytes();
-        let map = |raw: &Raw, plan| {
-            tensor_map::encode(kernel.spec.name, raw.address as u64, plan, self.dtype)
-        };
-        let params = HopperBackwardParams {
-            maps: [
-                map(self.q, &plans[0])?,
-                map(self.k, &plans[1])?,
-                map(self.v, &plans[2])?,
-                map(self.d_o, &plans[3])?,
-            ],
-            dk: wanted(self.dk, size),
-            dv: wanted(self.dv, size),
-            scratch,
-            schedule,
-            visibility: device_visibility(self.attention),
-            kv_rows: shape.kv_len as u32,
-            q_heads: shape.q_heads as u32,
-            kv_heads: shape.kv_heads as u32,
-            group: shape.group() as u32,
-            axes: [plans[0].axes, plans[1].axes, plans[2].axes, plans[3].axes],
-            scale,
-            ordered: self.ordered(),
-        };
-        let blocks = grid(kernel.spec, &schedule, &device.limits);
-        // SAFETY: these are the parameters of a hopper backward kernel; the rest is the caller's
-        // promise.
-        unsafe { kernel.launch(device, stream, blocks as u32, &params) }
-    }
-
     fn ordered(&self) -> u32 {
         u32::from(self.attention.deterministic && self.has_rows())
-    }
-
-    /// What the copy engine is told of q, k, v and dO, or the tensor that it cannot address and
-    /// why.
-    fn tensor_maps(
-        &self,
-        spec: &KernelSpec,
-    ) -> std::result::Result<[TensorMapPlan; 4], (&'static str, MapRefusal)> {
-        let boxes = hopper_backward_boxes(&spec.tile);
-        let keys = device_visibility(self.attention).kv_len as usize;
-        let plan = |name, raw: &Raw, rows: usize, panel| {
-            let dims = [raw.dims()[0], rows, raw.dims()[2], raw.dims()[3]];
-            TensorMapPlan::new(raw.address as u64, dims, strides(raw), panel)
-                .map_err(|refusal| (name, refusal))
-        };
-        let rows = self.attention.shape.q_len;
-        Ok([
-            plan("q", self.q, rows, boxes[0])?,
-            plan("k", self.k, keys, boxes[1])?,
-            plan("v", self.v, keys, boxes[2])?,
-            plan("d_o", self.d_o, rows, boxes[3])?,
-        ])
     }
 }
 

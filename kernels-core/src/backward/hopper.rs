@@ -148,6 +148,14 @@ pub struct HopperBackwardPlan {
     pub work_count: u32,
     /// A u32: the steps that the producer has copied.
     pub step_count: u32,
+    /// A u32: the section that the producer draws works from; `u32::MAX` past the last.
+    pub section: u32,
+    /// A u32: the last section that the producer has found clear.
+    pub clear_section: u32,
+    /// A u32: the section of the work whose end the producer has seen and not told.
+    pub done: u32,
+    /// A u32 of each Q tile: 1 where its lse is natural.
+    pub natural: u32,
     /// Bytes of the whole plan.
     pub bytes: u32,
 }
@@ -178,10 +186,11 @@ impl HopperBackwardPlan {
 
     /// Barriers of a kernel: at the start; before, in and after the loop over steps, one side of
     /// the consumers' meeting or both; three around the gradients' way out; in the loop and after
-    /// it a pair where dQ is added in order and, where it is staged, a warp's two; and two a warp
-    /// and a pair in the keeper of that order.
+    /// it a pair where dQ is added in order and, where it is staged, a warp's two; two a warp and a
+    /// pair in the keeper of that order; three where parts pass sums on; a warp's one each where
+    /// sums are cleared and converted.
     pub const fn barriers(tile: TileShape) -> u32 {
-        if Self::new(tile).dq_staged { 20 } else { 16 }
+        if Self::new(tile).dq_staged { 25 } else { 21 }
     }
 
     const fn with(tile: TileShape, dq_staged: bool, kv_stages: u32) -> Self {
@@ -230,7 +239,11 @@ impl HopperBackwardPlan {
             works,
             work_count: works + (kv_stages + 1) * WORK_BYTES,
             step_count: works + (kv_stages + 1) * WORK_BYTES + 4,
-            bytes: works + (kv_stages + 1) * WORK_BYTES + 16,
+            section: works + (kv_stages + 1) * WORK_BYTES + 8,
+            clear_section: works + (kv_stages + 1) * WORK_BYTES + 12,
+            done: works + (kv_stages + 1) * WORK_BYTES + 16,
+            natural: works + (kv_stages + 1) * WORK_BYTES + 20,
+            bytes: works + (kv_stages + 1) * WORK_BYTES + 20 + tile.stages * 4,
         }
     }
 }
@@ -348,6 +361,10 @@ mod tests {
                 (plan.works, WORK_BYTES * (plan.kv_stages + 1)),
                 (plan.work_count, 4),
                 (plan.step_count, 4),
+                (plan.section, 4),
+                (plan.clear_section, 4),
+                (plan.done, 4),
+                (plan.natural, 4 * tile.stages),
             ];
             let mut end = 0;
             for (place, bytes) in places {

@@ -8,14 +8,16 @@
 //! memory so that it leaves in 16-byte rows. One barrier stands between staging and writing.
 
 use ferroflash_core::backward::params::ConvertParams;
-use ferroflash_core::backward::scratch::QueryGradientOrder;
+use ferroflash_core::backward::scratch::{CONVERTED_ROWS, QueryGradientOrder};
 use ferroflash_core::backward::tilings::BackwardRows;
 use ferroflash_core::schedule::divide;
 use ferroflash_core::swizzle::PanelLayout;
 use ferroflash_core::tile::Tiling;
 
 use crate::ptx::matrix::MatrixElement;
-use crate::ptx::memory::{dynamic_shared, load_global_v4, store_shared_u16, store_shared_u32};
+use crate::ptx::memory::{
+    dynamic_shared, load_global_u32, load_global_v4, store_shared_u16, store_shared_u32,
+};
 use crate::ptx::thread::{block_idx_x, sync_threads, thread_idx_x};
 use crate::ptx::warp::shuffle_xor;
 use crate::tile::{Rows, write_tile};
@@ -87,6 +89,20 @@ unsafe fn stage_transposed<E: MatrixElement>(
     store_shared_u16(shared + TILE.element_offset(row + 1, column + 8), (right >> 16) as u16);
 }
 
+/// Whether the main kernel has converted the block's rows, the last of them as well.
+#[inline(always)]
+unsafe fn is_converted(params: &ConvertParams, batch_head: u32, first_row: u32) -> bool {
+    if params.converted == 0 {
+        return false;
+    }
+    let padded_rows = params.scratch.padded_rows;
+    let end = (first_row + ROWS).min(padded_rows);
+    let end = (batch_head as u64 * padded_rows as u64 + end as u64) / CONVERTED_ROWS as u64;
+    let section = divide((end - 1) as u32, params.section_groups);
+    let groups = load_global_u32(params.converted + section as u64 * 4);
+    groups >= end as u32 - section * params.section_groups
+}
+
 /// The work of one block.
 ///
 /// # Safety
@@ -102,6 +118,9 @@ pub unsafe fn block<E: MatrixElement>(params: &ConvertParams) {
     let first_column = (block_idx_x() - row_block * panels) * COLUMNS;
     let batch_head = divide(row_block, row_blocks);
     let first_row = (row_block - batch_head * row_blocks) * ROWS;
+    if is_converted(params, batch_head, first_row) {
+        return;
+    }
     let shared = dynamic_shared();
 
     let is_transposed = matches!(params.order, QueryGradientOrder::Transposed);

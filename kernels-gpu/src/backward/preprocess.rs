@@ -7,10 +7,15 @@
 //! and four rows a lane before any is used, so that enough loads are under way; tensors that do not
 //! allow such accesses are read value by value.
 //!
+//! **Powers of two.** A main kernel that saves a multiplication a score takes lse times log2 e.
+//! Where lse is large its rounding would be felt: the block's rows then stay natural, and a word
+//! says so.
+//!
 //! **What the main kernel relies on.** For rows past the end, and rows that saw no key, lse is +∞
 //! and delta 0: P = exp(s − lse) and dS = P·(dP − delta) are then 0 for every finite s and dP.
 
 use ferroflash_core::backward::params::PreprocessParams;
+use ferroflash_core::backward::scratch::{LARGEST_SCALED_LSE, LSE_ROWS};
 use ferroflash_core::backward::tilings::BackwardRows;
 use ferroflash_core::params::DeviceTensor;
 use ferroflash_core::schedule::divide;
@@ -22,11 +27,13 @@ use crate::ptx::memory::{
     load_global_f32, load_global_u16, load_global_v4, store_global_f32, store_global_v4,
 };
 use crate::ptx::thread::{block_idx_x, grid_dim_x, thread_idx_x};
-use crate::ptx::warp::shuffle_xor;
+use crate::ptx::warp::{any, shuffle_xor};
 use crate::tile::Rows;
 
 const ROWS: u32 = BackwardRows::SHAPE.q_rows;
 const THREADS: u32 = BackwardRows::SHAPE.warps * 32;
+// A block's rows share one scale of lse.
+const _: () = assert!(ROWS == LSE_ROWS);
 const ROWS_PER_WARP: u32 = BackwardRows::SHAPE.rows_per_warp();
 /// Rows that a lane reads before it uses any.
 const AT_ONCE: usize = 4;
@@ -52,6 +59,8 @@ struct Warp<'a> {
     /// First of its rows.
     first_row: u32,
     lane: u32,
+    /// What lse is multiplied by.
+    lse_factor: f32,
 }
 
 impl Warp<'_> {
@@ -67,7 +76,7 @@ impl Warp<'_> {
             let index = self.batch_head as u64 * params.q_len as u64 + row as u64;
             let natural = load_global_f32(params.lse + index * 4);
             if natural != f32::NEG_INFINITY {
-                lse = natural;
+                lse = natural * self.lse_factor;
                 delta = sum;
                 if params.d_lse != 0 {
                     delta -= load_global_f32(params.d_lse + index * 4);
@@ -157,7 +166,7 @@ fn is_wide(tensor: &DeviceTensor) -> bool {
 #[inline(always)]
 unsafe fn clear(params: &PreprocessParams, batch_head: u32, first_row: u32, thread: u32) {
     let scratch = &params.scratch;
-    if scratch.dq != 0 {
+    if scratch.dq != 0 && batch_head < params.cleared_heads {
         let row = batch_head as u64 * scratch.padded_rows as u64 + first_row as u64;
         let rows = ROWS.min(scratch.padded_rows - first_row);
         let start = scratch.dq + row * (scratch.dq_channels * 4) as u64;
@@ -173,6 +182,30 @@ unsafe fn clear(params: &PreprocessParams, batch_head: u32, first_row: u32, thre
         store_global_f32(scratch.counters + counter * 4, 0.0);
         counter += grid_dim_x() as u64 * THREADS as u64;
     }
+}
+
+/// Whether some lse of the block's rows is large. Then their lse stays natural, which is noted.
+///
+/// # Safety
+/// All threads of the block call this; `row` is the first of its rows.
+#[inline(always)]
+unsafe fn stays_natural(params: &PreprocessParams, batch_head: u32, row: u32, thread: u32) -> bool {
+    let mut is_large = params.lse_factor == 0.0;
+    let mut own = thread % 32;
+    while own < ROWS {
+        if row + own < params.q_len {
+            let index = batch_head as u64 * params.q_len as u64 + (row + own) as u64;
+            let lse = load_global_f32(params.lse + index * 4);
+            is_large |= lse.abs() > LARGEST_SCALED_LSE && lse != f32::NEG_INFINITY;
+        }
+        own += 32;
+    }
+    let is_large = any(is_large);
+    if thread == 0 {
+        let word = params.scratch.natural + block_idx_x() as u64 * 4;
+        store_global_f32(word, f32::from_bits(is_large as u32));
+    }
+    is_large
 }
 
 /// The work of one block.
@@ -191,7 +224,10 @@ pub unsafe fn block<E: MatrixElement>(params: &PreprocessParams) {
     let batch = divide(batch_head, params.q_heads);
     let head = batch_head - batch * params.q_heads;
     let first_row = block_row + thread / 32 * ROWS_PER_WARP;
-    let warp = Warp { params, batch_head, first_row, lane: thread % 32 };
+    let is_natural =
+        params.scratch.natural == 0 || stays_natural(params, batch_head, block_row, thread);
+    let lse_factor = if is_natural { 1.0 } else { params.lse_factor };
+    let warp = Warp { params, batch_head, first_row, lane: thread % 32, lse_factor };
     let o = Rows::of(&params.o, batch, head, first_row, params.q_len);
     let d_o = Rows::of(&params.d_o, batch, head, first_row, params.q_len);
     if is_wide(&params.o) && is_wide(&params.d_o) {

@@ -207,6 +207,19 @@ pub unsafe fn load_acquire_global_u32(address: u64) -> u32 {
     value
 }
 
+/// `ld.relaxed.gpu.global.v4.u32` (PTX ISA, "ld"): 16 bytes that others write during the kernel,
+/// after what makes their writes visible.
+///
+/// # Safety
+/// `address` is a multiple of 16 and valid for reading.
+#[inline(always)]
+pub unsafe fn load_relaxed_global_v4(address: u64) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    ptx_asm!("ld.relaxed.gpu.global.v4.u32 {{{0}, {1}, {2}, {3}}}, [{4}];", out(reg32) a,
+        out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) address, options(nostack));
+    [a, b, c, d]
+}
+
 /// `atom.relaxed.gpu.global.add.u32` (PTX ISA, "atom"): adds, and returns what was there.
 ///
 /// # Safety

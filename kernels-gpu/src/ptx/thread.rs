@@ -105,6 +105,13 @@ pub fn compute_before_waiting(value: f32) {
     }
 }
 
+/// `nanosleep.u32` (PTX ISA, "nanosleep"): pauses for about `nanoseconds`, twice as long at most.
+#[inline(always)]
+pub fn pause(nanoseconds: u32) {
+    // SAFETY: takes time, if anything.
+    unsafe { ptx_asm!("nanosleep.u32 {0};", in(reg32) nanoseconds, options(nomem, nostack)) };
+}
+
 /// `value`, unknown to the compiler: what depends on it is computed again where it is needed rather
 /// than kept in registers across a loop.
 #[inline(always)]

@@ -120,6 +120,16 @@ pub unsafe fn wait_stores_read() {
     ptx_asm!("cp.async.bulk.wait_group.read 0;", options(nostack));
 }
 
+/// `cp.async.bulk.wait_group 0` (PTX ISA, "cp.async.bulk.wait_group"): waits until all of this
+/// thread's stores are complete and visible to it.
+///
+/// # Safety
+/// None beyond the stores' own.
+#[inline(always)]
+pub unsafe fn wait_stores() {
+    ptx_asm!("cp.async.bulk.wait_group 0;", options(nostack));
+}
+
 /// `fence.proxy.async.shared::cta` (PTX ISA, "membar/fence"): orders this thread's ordinary
 /// shared-memory accesses before those of the copy engine and of `wgmma`.
 ///
@@ -128,4 +138,14 @@ pub unsafe fn wait_stores_read() {
 #[inline(always)]
 pub unsafe fn fence_proxy_async() {
     ptx_asm!("fence.proxy.async.shared::cta;", options(nostack));
+}
+
+/// `fence.proxy.async.global` (PTX ISA, "membar/fence"): orders this thread's ordinary
+/// global-memory accesses before those of the copy engine.
+///
+/// # Safety
+/// Never unsafe in itself.
+#[inline(always)]
+pub unsafe fn fence_proxy_async_global() {
+    ptx_asm!("fence.proxy.async.global;", options(nostack));
 }

@@ -143,7 +143,7 @@ pub(super) unsafe fn keep_order<T: HopperBackwardTiling, M: MaskKind>(
             };
             if !skips {
                 let tile = (place.head + place.tile) as u64;
-                let turn = block.params.scratch.counters + (tile + 1) * 4;
+                let turn = block.counter(block.params.counters.turns as u64 + tile);
                 if leads {
                     let earlier = earlier_additions::<T, M>(block, work, place.tile);
                     while load_acquire_global_u32(turn) < earlier {}

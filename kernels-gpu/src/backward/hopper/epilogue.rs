@@ -11,7 +11,7 @@ use super::{CONSUMER_BARRIER, CONSUMERS_BARRIER, Kernel, Work};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::mbarrier::mbarrier_arrive;
 use crate::ptx::thread::{opaque, sync_named, thread_idx_x};
-use crate::ptx::tma::fence_proxy_async;
+use crate::ptx::tma::{fence_proxy_async, wait_stores};
 use crate::ptx::wgmma::Product;
 use crate::ring::WARPGROUP_THREADS;
 use crate::tile::{LaneAddress, Rows, write_tile};
@@ -30,6 +30,10 @@ where
     #[inline(always)]
     pub(super) unsafe fn write(&self, sums: &mut Sums<T>, work: Work) {
         let params = self.block.params;
+        if opaque(params.schedule.parts) > 1 && !self.join_parts(sums, work) {
+            self.give_back();
+            return;
+        }
         let plan = Kernel::<T>::PLAN;
         let consumers = T::SHAPE.warpgroups() * WARPGROUP_THREADS;
         let k = opaque(self.block.shared) + plan.k + self.kv.slot * plan.k_stage;
@@ -48,6 +52,15 @@ where
         self.copy_out(&Kernel::<T>::K, k, &params.dk, work);
         // The copy engine writes there next.
         fence_proxy_async();
+        self.give_back();
+    }
+
+    /// Gives back the work's slot, when all that the work added to dQ is there.
+    #[inline(always)]
+    unsafe fn give_back(&self) {
+        if Kernel::<T>::PLAN.dq_staged && self.thread().is_multiple_of(32) {
+            wait_stores();
+        }
         sync_named(CONSUMER_BARRIER + self.index, WARPGROUP_THREADS);
         if self.thread() == 0 {
             mbarrier_arrive(self.block.barrier(Kernel::<T>::BARRIERS.kv_empty + self.kv.slot));
@@ -92,7 +105,8 @@ where
         }
         let thread = opaque(thread_idx_x()) - WARPGROUP_THREADS;
         let kv_rows = self.block.params.kv_rows;
-        let rows = Rows::of(gradient, work.batch(), work.kv_head(), work.first_key(), kv_rows);
+        let kv_head = work.kv_head(self.block.params);
+        let rows = Rows::of(gradient, work.batch(), kv_head, work.first_key(), kv_rows);
         let mut part = 0;
         while part < KeyShare::of(&T::SHAPE).channel_parts() {
             let offset = part * layout.columns * 2;

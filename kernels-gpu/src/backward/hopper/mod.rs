@@ -17,7 +17,7 @@
 //! this one's steps; rings of Q tiles with their rows of lse, and of dO tiles with their rows of
 //! delta; two dSᵀ tiles, and two of Pᵀ where keys are shared; dQ on its way out, where there is
 //! room. A work's numbers lie beside its K. At its end, dK and dV take the place of K and V on
-//! their way out.
+//! their way out; where a work is a part of a group, by way of f32 sums in memory (`parts`).
 //!
 //! **What protects what.** Every slot of a ring has two transaction barriers: *full*, when the copy
 //! has arrived, and *empty*, when each consumer has arrived: one thread of it, after its `wgmma`
@@ -38,43 +38,46 @@
 //! adds it from shared memory, while the warp goes on; without room for that the warp adds four
 //! values at a time itself. Where additions must come in a fixed order it always does, and another
 //! warp, its *keeper*, waits for the tile's turn and passes it on when the additions are complete.
-//! Else, without a mask, works start at different tiles of a head, so that blocks do
-//! not all add to the same ones.
+//! Else, without a mask, works start at different tiles of a head, so that blocks do not all add to
+//! the same ones. Warps that have nothing else to do clear the sums of the section of heads to come
+//! (`clear`), and convert those of the sections that are done (`convert`).
 //!
 //! [`KeyShare::Keys`]: ferroflash_core::backward::hopper::KeyShare::Keys
 //! [`KeyShare::Channels`]: ferroflash_core::backward::hopper::KeyShare::Channels
 
 mod add;
+mod clear;
 mod consumer;
+mod convert;
 mod epilogue;
+mod parts;
 mod producer;
 mod products;
 mod weights;
+mod work;
 
 use core::marker::PhantomData;
 
-use ferroflash_core::axes::{MaskClass, MaskKind};
+use ferroflash_core::axes::MaskKind;
 use ferroflash_core::backward::hopper::{
     HopperBackwardBarriers, HopperBackwardPlan, HopperBackwardTiling, WORK_BYTES, d_s_layout,
     part_layout,
 };
 use ferroflash_core::backward::params::HopperBackwardParams;
-use ferroflash_core::backward::schedule::BackwardSchedule;
-use ferroflash_core::schedule::divide;
+#[cfg(doc)]
+use ferroflash_core::backward::scratch::HopperCounters;
 use ferroflash_core::swizzle::PanelLayout;
 use ferroflash_core::tile::RegisterSplit;
-use ferroflash_core::visibility::Visibility;
 
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::mbarrier::{fence_mbarrier_init, mbarrier_init};
-use crate::ptx::memory::{
-    dynamic_shared, load_shared_u32, load_shared_v4, store_shared_u32, store_shared_v4,
-};
+use crate::ptx::memory::{dynamic_shared, load_shared_u32};
 use crate::ptx::registers::{claim_registers, release_registers};
 use crate::ptx::thread::{opaque, sync_threads, thread_idx_x};
 use crate::ptx::warp::uniform;
 use crate::ptx::wgmma::Product;
 use crate::ring::WARPGROUP_THREADS;
+use work::{Place, Work};
 
 /// Named barrier of all consumers.
 const CONSUMERS_BARRIER: u32 = 1;
@@ -86,6 +89,9 @@ const STORED_BARRIER: u32 = 8;
 const READY_BARRIER: u32 = 4;
 /// Named barriers where a consumer has added its dQ, one each.
 const ADDED_BARRIER: u32 = 6;
+
+/// The section of a block that has drawn its last work.
+const NO_SECTION: u32 = u32::MAX;
 
 /// Constants of one specialisation.
 struct Kernel<T>(PhantomData<T>);
@@ -127,173 +133,23 @@ impl Block<'_> {
         self.barriers + number * 8
     }
 
+    /// Address of counter `number` of the call; see [`HopperCounters`].
+    #[inline(always)]
+    fn counter(&self, number: u64) -> u64 {
+        self.params.scratch.counters + number * 4
+    }
+
+    /// The section that the block draws works from.
+    #[inline(always)]
+    unsafe fn section<T: HopperBackwardTiling>(&self) -> u32 {
+        load_shared_u32(opaque(self.shared) + Kernel::<T>::PLAN.section)
+    }
+
     /// The work on the keys in K slot `slot`; past the slots, the producer's own.
     #[inline(always)]
     fn work<T: HopperBackwardTiling>(&self, slot: u32) -> Work {
         Work { shared: opaque(self.shared) + Kernel::<T>::PLAN.works + slot * WORK_BYTES }
     }
-}
-
-/// One block of keys of one KV head. It waits in shared memory, where each value is read again when
-/// it is needed: registers are short.
-#[derive(Clone, Copy)]
-struct Work {
-    shared: u32,
-}
-
-impl Work {
-    /// Leaves work `index` of the call; whether there is one.
-    ///
-    /// Ordered sums under a causal mask take key blocks from the last, shortest one on: it is also
-    /// the first to come to each query tile, so that no block waits long for another.
-    #[inline(always)]
-    unsafe fn leave<T: HopperBackwardTiling, M: MaskKind>(
-        self,
-        params: &HopperBackwardParams,
-        index: u32,
-    ) -> bool {
-        // Opaque, so that nothing is computed ahead and kept.
-        let schedule = BackwardSchedule {
-            kv_blocks: opaque(params.schedule.kv_blocks),
-            batch_heads: opaque(params.schedule.batch_heads),
-            section: opaque(params.schedule.section),
-        };
-        if index as u64 >= schedule.blocks() {
-            store_shared_v4(self.shared, [u32::MAX, 0, 0, 0]);
-            return false;
-        }
-        let work = schedule.work(index);
-        let kv_heads = opaque(params.kv_heads);
-        let batch = divide(work.batch_head, kv_heads);
-        let kv_head = work.batch_head - batch * kv_heads;
-        let ordered = opaque(params.ordered) != 0;
-        let kv_block = match M::CLASS {
-            MaskClass::Causal if ordered => schedule.kv_blocks - 1 - work.kv_block,
-            _ => work.kv_block,
-        };
-        let first_key = kv_block * T::SHAPE.kv_columns;
-        store_shared_v4(self.shared, [batch, kv_head, first_key, 0]);
-
-        let visible = Visibility {
-            left: opaque(params.visibility.left as u32) as i32,
-            right: opaque(params.visibility.right as u32) as i32,
-            ..params.visibility
-        };
-        let rows = visible.rows_of_any(&(first_key..first_key + T::SHAPE.kv_columns));
-        let first_tile = rows.start / T::SHAPE.q_rows;
-        let tiles_end = rows.end.div_ceil(T::SHAPE.q_rows);
-        let tiles = tiles_end - first_tile;
-        // Without a mask, blocks would all add to the same tiles at the same time.
-        let start_tile = match M::CLASS {
-            MaskClass::Full if !ordered => kv_block - divide(kv_block, tiles) * tiles,
-            _ => first_tile,
-        };
-        let steps = tiles * params.group;
-        store_shared_v4(self.shared + 16, [first_tile, tiles_end, steps, start_tile]);
-        true
-    }
-
-    /// Leaves the same work at `to`.
-    #[inline(always)]
-    unsafe fn copy(self, to: Self) {
-        store_shared_v4(to.shared, load_shared_v4(self.shared));
-        store_shared_v4(to.shared + 16, load_shared_v4(self.shared + 16));
-    }
-
-    #[inline(always)]
-    unsafe fn exists(self) -> bool {
-        self.batch() != u32::MAX
-    }
-
-    #[inline(always)]
-    unsafe fn batch(self) -> u32 {
-        load_shared_u32(self.shared)
-    }
-
-    #[inline(always)]
-    unsafe fn kv_head(self) -> u32 {
-        load_shared_u32(self.shared + 4)
-    }
-
-    #[inline(always)]
-    unsafe fn first_key(self) -> u32 {
-        load_shared_u32(self.shared + 8)
-    }
-
-    /// The producer's query head.
-    #[inline(always)]
-    unsafe fn q_head(self) -> u32 {
-        load_shared_u32(self.shared + 12)
-    }
-
-    #[inline(always)]
-    unsafe fn set_q_head(self, q_head: u32) {
-        store_shared_u32(self.shared + 12, q_head);
-    }
-
-    /// First query tile of a head that sees any of the keys.
-    #[inline(always)]
-    unsafe fn first_tile(self) -> u32 {
-        load_shared_u32(self.shared + 16)
-    }
-
-    /// One past the last such tile.
-    #[inline(always)]
-    unsafe fn tiles_end(self) -> u32 {
-        load_shared_u32(self.shared + 20)
-    }
-
-    /// The tile that each head's walk starts with.
-    #[inline(always)]
-    unsafe fn start_tile(self) -> u32 {
-        load_shared_u32(self.shared + 28)
-    }
-
-    /// The tile after `tile`: from the last the walk goes on with the first.
-    #[inline(always)]
-    unsafe fn next_tile(self, tile: u32) -> u32 {
-        if tile + 1 == self.tiles_end() { self.first_tile() } else { tile + 1 }
-    }
-
-    /// Where the work's first step is.
-    #[inline(always)]
-    unsafe fn first_place<T: HopperBackwardTiling>(self, params: &HopperBackwardParams) -> Place {
-        let head = self.batch() * params.q_heads + self.kv_head() * params.group;
-        Place { tile: self.start_tile(), head: head * head_tiles::<T>(params) }
-    }
-
-    /// Where the step after the one at `place` is.
-    #[inline(always)]
-    unsafe fn next_place<T: HopperBackwardTiling>(
-        self,
-        params: &HopperBackwardParams,
-        place: Place,
-    ) -> Place {
-        let tile = self.next_tile(place.tile);
-        let next_head = if tile == self.start_tile() { head_tiles::<T>(params) } else { 0 };
-        Place { tile, head: place.head + next_head }
-    }
-
-    /// Such tiles of all heads of the group.
-    #[inline(always)]
-    unsafe fn steps(self) -> u32 {
-        load_shared_u32(self.shared + 24)
-    }
-}
-
-/// The query tile of a step.
-#[derive(Clone, Copy)]
-struct Place {
-    /// Its number among the tiles of its head.
-    tile: u32,
-    /// The number of its head's first tile among the tiles of all heads.
-    head: u32,
-}
-
-/// Query tiles of a head.
-#[inline(always)]
-fn head_tiles<T: HopperBackwardTiling>(params: &HopperBackwardParams) -> u32 {
-    params.scratch.padded_rows / T::SHAPE.q_rows
 }
 
 /// The work of one persistent block.
@@ -327,14 +183,31 @@ pub unsafe fn block<T: HopperBackwardTiling, E: MatrixElement, M: MaskKind>(
         let warp = uniform(opaque(thread) / 32);
         if thread == 0 {
             producer::produce::<T, M>(&block);
-        } else if warp > 0 && warp <= T::SHAPE.warpgroups() && params.ordered != 0 {
-            add::keep_order::<T, M>(&block, warp - 1);
+        } else if warp > 0 {
+            help::<T, E, M>(&block, warp);
         }
     } else {
         claim_registers::<{ SPLIT.consumer }>();
         // Asked again: the answer above would be kept in memory until here.
         consumer::consume::<T, E, M>(block, uniform(thread / WARPGROUP_THREADS) - 1);
     }
+}
+
+/// What a warp beside the producing thread's does: the first ones keep the order of additions, if
+/// there is one; the last clears sums; whoever is free converts.
+#[inline(always)]
+unsafe fn help<T: HopperBackwardTiling, E: MatrixElement, M: MaskKind>(
+    block: &Block<'_>,
+    warp: u32,
+) {
+    if warp <= T::SHAPE.warpgroups() && block.params.ordered != 0 {
+        add::keep_order::<T, M>(block, warp - 1);
+        return;
+    }
+    if warp > T::SHAPE.warpgroups() {
+        clear::clear_ahead::<T>(block);
+    }
+    convert::convert_behind::<T, E>(block);
 }
 
 /// Registers of a thread: two warpgroups consume.

@@ -2,11 +2,15 @@
 
 use ferroflash_core::axes::MaskKind;
 use ferroflash_core::backward::hopper::{HopperBackwardTiling, KeyShare};
+use ferroflash_core::backward::scratch::LSE_ROWS;
 use ferroflash_core::swizzle::PanelLayout;
 
-use super::{Block, Kernel, Work};
+use super::{Block, Kernel, NO_SECTION, Work, clear};
 use crate::ptx::mbarrier::{mbarrier_arrive, mbarrier_arrive_expect, mbarrier_wait};
-use crate::ptx::memory::{fetch_add_global_u32, load_shared_u32, store_shared_u32};
+use crate::ptx::memory::{
+    fetch_add_global_u32, load_global_u32, load_shared_u32, release_add_global_u32,
+    store_shared_u32,
+};
 use crate::ptx::thread::opaque;
 use crate::ptx::tma::{load_box, load_bytes, prefetch_tensor_map};
 use crate::ring::Turn;
@@ -24,15 +28,22 @@ pub(super) unsafe fn produce<T: HopperBackwardTiling, M: MaskKind>(block: &Block
     }
     store_shared_u32(block.shared + Kernel::<T>::PLAN.work_count, 0);
     store_shared_u32(block.shared + Kernel::<T>::PLAN.step_count, 0);
+    store_shared_u32(block.shared + Kernel::<T>::PLAN.section, 0);
+    store_shared_u32(block.shared + Kernel::<T>::PLAN.clear_section, 0);
+    let mut slot = 0;
+    while slot < Kernel::<T>::PLAN.kv_stages {
+        block.work::<T>(slot).set_no_section();
+        slot += 1;
+    }
     // This thread has 24 registers: what it knows of its work waits in shared memory.
     let own = || block.work::<T>(Kernel::<T>::PLAN.kv_stages);
     // Work is drawn by every block from the first on: one that waits for another's part of dQ
     // waits for a block that runs.
-    while own().leave::<T, M>(block.params, fetch_add_global_u32(block.params.scratch.counters, 1))
-    {
+    while own().leave::<T, M>(block, fetch_add_global_u32(block.params.scratch.counters, 1)) {
+        clear::await_section::<T>(block);
         copy_keys_and_values::<T>(block, next_slot::<T>(block), own());
         let mut left = own().steps();
-        own().set_q_head(own().kv_head() * block.params.group);
+        own().set_q_head(own().head_part() * block.params.work_heads);
         let mut tile = own().start_tile();
         while left > 0 {
             let steps = counted(block, Kernel::<T>::PLAN.step_count);
@@ -43,6 +54,10 @@ pub(super) unsafe fn produce<T: HopperBackwardTiling, M: MaskKind>(block: &Block
             tile = own().next_tile(tile);
             if tile == own().start_tile() {
                 own().set_q_head(own().q_head() + 1);
+            }
+            let steps = own().steps();
+            if steps - left == (steps > 1) as u32 {
+                tell_done::<T>(block);
             }
             // Opaque, so that the loop stays one.
             left = opaque(left - 1);
@@ -76,18 +91,35 @@ unsafe fn counted(block: &Block<'_>, place: u32) -> u32 {
 unsafe fn copy_keys_and_values<T: HopperBackwardTiling>(block: &Block<'_>, kv: Turn, own: Work) {
     let (plan, barriers) = (Kernel::<T>::PLAN, Kernel::<T>::BARRIERS);
     let params = block.params;
+    // Opaque, or the barriers' addresses would be kept.
+    let block = &Block { barriers: opaque(block.barriers), ..*block };
     mbarrier_wait(block.barrier(barriers.kv_empty + kv.slot), kv.parity ^ 1);
-    own.copy(block.work::<T>(kv.slot));
+    let work = block.work::<T>(kv.slot);
+    // Of the work that was there.
+    store_shared_u32(opaque(block.shared) + plan.done, work.section());
+    own.copy(work);
+    let kv_head = own.kv_head(params);
     let axes = params.axes[1];
-    let place = [own.first_key(), own.kv_head() & axes.head, own.batch() & axes.batch];
+    let place = [own.first_key(), kv_head & axes.head, own.batch() & axes.batch];
     let shared = opaque(block.shared) + plan.k + kv.slot * plan.k_stage;
     let full = block.barrier(barriers.k_full + kv.slot);
     copy_tile::<T>(&Kernel::<T>::K, shared, block.map(1), full, place, 0);
     let axes = params.axes[2];
-    let place = [own.first_key(), own.kv_head() & axes.head, own.batch() & axes.batch];
+    let place = [own.first_key(), kv_head & axes.head, own.batch() & axes.batch];
     let shared = opaque(block.shared) + plan.v + kv.slot * plan.v_stage;
     let full = block.barrier(barriers.v_full + kv.slot);
     copy_tile::<T>(&Kernel::<T>::V, shared, block.map(2), full, place, 0);
+}
+
+/// Tells that the work before this one in its slot is done. The fence in this takes as long as a
+/// copy, so that some of those come first.
+#[inline(always)]
+unsafe fn tell_done<T: HopperBackwardTiling>(block: &Block<'_>) {
+    let done = load_shared_u32(opaque(block.shared) + Kernel::<T>::PLAN.done);
+    if done != NO_SECTION {
+        let counter = opaque(block.params.counters.done) + done;
+        release_add_global_u32(block.counter(counter as u64), 1);
+    }
 }
 
 /// One tile of Q, with its rows of lse.
@@ -101,13 +133,28 @@ unsafe fn copy_queries<T: HopperBackwardTiling>(
     let (plan, barriers) = (Kernel::<T>::PLAN, Kernel::<T>::BARRIERS);
     let (row, axes) = (tile * T::SHAPE.q_rows, block.params.axes[0]);
     let full = block.barrier(barriers.q_full + turn.slot);
+    let natural = is_natural::<T>(block, own, row);
     mbarrier_wait(block.barrier(barriers.q_empty + turn.slot), turn.parity ^ 1);
+    store_shared_u32(opaque(block.shared) + plan.natural + turn.slot * 4, natural);
     let place = [row, own.q_head() & axes.head, own.batch() & axes.batch];
     let rows = block.params.scratch.lse + rows_offset(block, own, row);
     let shared = opaque(block.shared) + plan.q + turn.slot * plan.q_stage;
     copy_tile::<T>(&Kernel::<T>::Q, shared, block.map(0), full, place, plan.row_stage);
     let shared = opaque(block.shared) + plan.lse + turn.slot * plan.row_stage;
     load_bytes(shared, rows, plan.row_stage, full);
+}
+
+/// 1 if the lse of a tile's rows is natural, else 0.
+#[inline(always)]
+unsafe fn is_natural<T: HopperBackwardTiling>(block: &Block<'_>, own: Work, row: u32) -> u32 {
+    let head = own.batch() * block.params.q_heads + own.q_head();
+    let row = head as u64 * block.params.scratch.padded_rows as u64 + row as u64;
+    let words = block.params.scratch.natural + row / LSE_ROWS as u64 * 4;
+    let mut natural = load_global_u32(words);
+    if T::SHAPE.q_rows > LSE_ROWS {
+        natural |= load_global_u32(words + 4);
+    }
+    natural
 }
 
 /// One tile of dO, with its rows of delta.

@@ -10,7 +10,7 @@ use super::products::operand;
 use super::{Kernel, Place, Work};
 use crate::ptx::math::{exp2, fma};
 use crate::ptx::matrix::MatrixElement;
-use crate::ptx::memory::load_shared_v2_f32;
+use crate::ptx::memory::{load_shared_u32, load_shared_v2_f32};
 use crate::ptx::thread::{compute_before_waiting, lane_id, opaque};
 use crate::ptx::wgmma::Product;
 use crate::tile::LaneAddress;
@@ -22,12 +22,24 @@ where
     T::ValueGradient: Product<E>,
     T::QueryGradient: Product<E>,
 {
-    /// Pᵀ = exp(scale·Sᵀ − lse): lse is of a row, a column here. It stays natural until it has been
-    /// subtracted: far below or above zero, log2 e would round both sides apart.
+    /// Pᵀ = exp(scale·Sᵀ − lse): lse is of a row, a column here.
     #[inline(always)]
     pub(super) unsafe fn exponentials(&self, scores: &mut T::Scores) {
+        let natural = opaque(self.block.shared) + Kernel::<T>::PLAN.natural + self.turn.slot * 4;
+        if load_shared_u32(natural) == 0 {
+            self.powers::<false>(scores);
+        } else {
+            self.powers::<true>(scores);
+        }
+    }
+
+    /// The same, lse being of powers of two or `NATURAL`. Natural it stays until it has been
+    /// subtracted: far below or above zero, log2 e would round both sides apart.
+    #[inline(always)]
+    unsafe fn powers<const NATURAL: bool>(&self, scores: &mut T::Scores) {
         let plan = Kernel::<T>::PLAN;
-        let scale = self.block.params.scale;
+        let params = self.block.params;
+        let scale = if NATURAL { params.scale } else { params.scale_log2 };
         let rows = opaque(self.block.shared) + plan.lse + self.turn.slot * plan.row_stage;
         let rows = rows + self.first_own_row() * 4 + self.thread() % 4 * 8;
         let mut group = 0;
@@ -37,7 +49,8 @@ where
             while value < 4 {
                 let score = scores.at_mut(group * 4 + value);
                 let exponent = fma(*score, scale, -lse[value % 2]);
-                *score = exp2(exponent * core::f32::consts::LOG2_E);
+                let factor = if NATURAL { core::f32::consts::LOG2_E } else { 1.0 };
+                *score = exp2(exponent * factor);
                 value += 1;
             }
             group += 1;
@@ -79,9 +92,8 @@ where
     #[inline(always)]
     pub(super) unsafe fn hide(&self, values: &mut T::Scores, work: Work, place: Place) {
         let visible = &self.block.params.visibility;
-        let (lane, warp) = (self.thread() % 32, self.thread() / 32);
-        let own = self.first_own_key() + warp * 16 + lane / 4;
-        let own_row = place.tile * T::SHAPE.q_rows + self.first_own_row() + lane % 4 * 2;
+        let own_row = place.tile * T::SHAPE.q_rows + self.first_own_row() + lane_id() % 4 * 2;
+        let own = self.first_own_key() + self.thread() / 32 * 16 + lane_id() / 4;
         let mut half = 0;
         while half < 2 {
             let key = work.first_key() + own + half * 8;

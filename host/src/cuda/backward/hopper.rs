@@ -1,0 +1,146 @@
+//! What a backward call through a hopper kernel needs besides: tensor maps, the scale of exponents,
+//! what the main kernel takes over from the stages around it.
+
+use cudarc::driver::sys;
+use ferroflash_core::axes::Family;
+use ferroflash_core::backward::hopper::hopper_backward_boxes;
+use ferroflash_core::backward::params::{BackwardScratch, HopperBackwardParams};
+use ferroflash_core::backward::schedule::BackwardSchedule;
+use ferroflash_core::backward::scratch::{CONVERTED_ROWS, HopperCounters};
+use ferroflash_core::table::KernelSpec;
+use ferroflash_core::tensor_map::{MapRefusal, TensorMapPlan};
+
+use super::{Call, grid, schedule, wanted};
+use crate::cuda::device::CudaDevice;
+use crate::cuda::forward::{device_tensor, device_visibility, strides};
+use crate::cuda::kernel::Kernel;
+use crate::cuda::tensor_map;
+use crate::error::Result;
+use crate::tensor::Raw;
+
+impl Call<'_> {
+    /// Launches `kernel` with the plans that [`Self::tensor_maps`] made.
+    ///
+    /// # Safety
+    /// As [`Self::run`]; `kernel` is a hopper backward kernel.
+    pub(super) unsafe fn launch_hopper(
+        &self,
+        device: &CudaDevice,
+        kernel: &Kernel,
+        stream: sys::CUstream,
+        scratch: BackwardScratch,
+        plans: &[TensorMapPlan; 4],
+    ) -> Result<()> {
+        // Encoding a tensor map needs a context, which the caller may not have.
+        let _current = device.enter()?;
+        let shape = &self.attention.shape;
+        let schedule = schedule(self.attention, kernel.spec);
+        let scale = self.attention.scale_factor();
+        let head_tiles = scratch.padded_rows / kernel.spec.tile.q_rows;
+        let size = self.dtype.bytes();
+        let map = |raw: &Raw, plan| {
+            tensor_map::encode(kernel.spec.name, raw.address as u64, plan, self.dtype)
+        };
+        let params = HopperBackwardParams {
+            maps: [
+                map(self.q, &plans[0])?,
+                map(self.k, &plans[1])?,
+                map(self.v, &plans[2])?,
+                map(self.d_o, &plans[3])?,
+            ],
+            dk: wanted(self.dk, size),
+            dv: wanted(self.dv, size),
+            dq: wanted(self.converts_behind(kernel.spec), size),
+            scratch,
+            counters: HopperCounters::new(&schedule),
+            schedule,
+            visibility: device_visibility(self.attention),
+            kv_rows: shape.kv_len as u32,
+            q_heads: shape.q_heads as u32,
+            kv_heads: shape.kv_heads as u32,
+            section_tiles: schedule.section * self.work_heads(&schedule) * head_tiles,
+            query_tiles: self.batch_heads() * head_tiles,
+            work_heads: self.work_heads(&schedule),
+            axes: [plans[0].axes, plans[1].axes, plans[2].axes, plans[3].axes],
+            scale,
+            scale_log2: self.scale_log2(),
+            ordered: self.ordered(),
+        };
+        let blocks = grid(kernel.spec, &schedule, &device.limits);
+        // SAFETY: these are the parameters of a hopper backward kernel; the rest is the caller's
+        // promise.
+        unsafe { kernel.launch(device, stream, blocks as u32, &params) }
+    }
+
+    /// Query heads of a hopper kernel's work.
+    pub(super) fn work_heads(&self, schedule: &BackwardSchedule) -> u32 {
+        self.attention.shape.group() as u32 / schedule.parts
+    }
+
+    /// What the convert kernel is told of the main kernel's own conversion: the counters of what it
+    /// has converted of each section, or 0, and how many a whole section has.
+    pub(super) fn converted(&self, main: &KernelSpec, scratch: &BackwardScratch) -> (u64, u32) {
+        if self.converts_behind(main).is_none() {
+            return (0, 1);
+        }
+        let schedule = schedule(self.attention, main);
+        let counters = HopperCounters::new(&schedule);
+        let address = scratch.counters + u64::from(counters.converted) * 4;
+        let head_groups = scratch.padded_rows / CONVERTED_ROWS;
+        (address, schedule.section * self.work_heads(&schedule) * head_groups)
+    }
+
+    /// (Batch, query head)s whose sums the preprocess kernel clears.
+    pub(super) fn cleared_heads(&self, main: &KernelSpec) -> u32 {
+        match main.family {
+            Family::Portable => self.batch_heads(),
+            Family::Hopper => {
+                let schedule = schedule(self.attention, main);
+                schedule.section * self.work_heads(&schedule)
+            }
+        }
+    }
+
+    /// dQ, if the main kernel itself converts what is done of it: where it writes whole chunks.
+    fn converts_behind(&self, main: &KernelSpec) -> Option<&Raw> {
+        self.dq.filter(|dq| {
+            let dq = device_tensor(dq, self.dtype.bytes());
+            let is_wide = dq.access_bytes == 16 && dq.channels.is_multiple_of(8);
+            main.family == Family::Hopper && is_wide
+        })
+    }
+
+    /// The scale of exponents of two.
+    fn scale_log2(&self) -> f32 {
+        self.attention.scale_factor() * std::f32::consts::LOG2_E
+    }
+
+    /// What makes lse one of powers of two: log2 e, but for the rounding of their scale; 0 where
+    /// that is of no use.
+    pub(super) fn lse_factor(&self) -> f32 {
+        let factor = self.scale_log2() / self.attention.scale_factor();
+        if factor.is_finite() { factor } else { 0.0 }
+    }
+
+    /// What the copy engine is told of q, k, v and dO, or the tensor that it cannot address and
+    /// why.
+    pub(super) fn tensor_maps(
+        &self,
+        spec: &KernelSpec,
+    ) -> std::result::Result<[TensorMapPlan; 4], (&'static str, MapRefusal)> {
+        let boxes = hopper_backward_boxes(&spec.tile);
+        let keys = device_visibility(self.attention).kv_len as usize;
+        let plan = |name, raw: &Raw, rows: usize, panel| {
+            let dims = [raw.dims()[0], rows, raw.dims()[2], raw.dims()[3]];
+            TensorMapPlan::new(raw.address as u64, dims, strides(raw), panel)
+                .map_err(|refusal| (name, refusal))
+        };
+        let rows = self.attention.shape.q_len;
+        Ok([
+            plan("q", self.q, rows, boxes[0])?,
+            plan("k", self.k, keys, boxes[1])?,
+            plan("v", self.v, keys, boxes[2])?,
+            plan("d_o", self.d_o, rows, boxes[3])?,
+        ])
+    }
+}
