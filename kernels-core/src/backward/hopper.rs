@@ -177,11 +177,11 @@ impl HopperBackwardPlan {
     }
 
     /// Barriers of a kernel: at the start; before, in and after the loop over steps, one side of
-    /// the consumers' meeting or both; three around the gradients' way out; in the loop and after
-    /// it a pair where dQ is added in order and, where it is staged, a warp's two; and two a warp
-    /// and a pair in the keeper of that order.
+    /// the consumers' meeting or both; a warp's four where it gives back slots; three around the
+    /// gradients' way out; in the loop and after it a pair where dQ is added in order and, where it
+    /// is staged, a warp's two; and two a warp and a pair in the keeper of that order.
     pub const fn barriers(tile: TileShape) -> u32 {
-        if Self::new(tile).dq_staged { 20 } else { 16 }
+        if Self::new(tile).dq_staged { 24 } else { 20 }
     }
 
     const fn with(tile: TileShape, dq_staged: bool, kv_stages: u32) -> Self {
