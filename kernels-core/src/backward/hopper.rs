@@ -185,12 +185,12 @@ impl HopperBackwardPlan {
     }
 
     /// Barriers of a kernel: at the start; before, in and after the loop over steps, one side of
-    /// the consumers' meeting or both; three around the gradients' way out; in the loop and after
-    /// it a pair where dQ is added in order and, where it is staged, a warp's two; two a warp and a
-    /// pair in the keeper of that order; three where parts pass sums on; a warp's one each where
-    /// sums are cleared and converted.
+    /// the consumers' meeting or both; a warp's four where it gives back slots; three around the
+    /// gradients' way out; in the loop and after it a pair where dQ is added in order and, where it
+    /// is staged, a warp's two; two a warp and a pair in the keeper of that order; three where parts
+    /// pass sums on; a warp's one each where sums are cleared and converted.
     pub const fn barriers(tile: TileShape) -> u32 {
-        if Self::new(tile).dq_staged { 25 } else { 21 }
+        if Self::new(tile).dq_staged { 29 } else { 25 }
     }
 
     const fn with(tile: TileShape, dq_staged: bool, kv_stages: u32) -> Self {

@@ -10,8 +10,9 @@ use super::weights::{hold, pack};
 use super::{Block, Kernel, Place, STORED_BARRIER, Work};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::mbarrier::{mbarrier_arrive, mbarrier_wait};
-use crate::ptx::thread::{arrive_named, opaque, sync_named, thread_idx_x};
+use crate::ptx::thread::{arrive_named, lane_id, opaque, sync_named, thread_idx_x};
 use crate::ptx::tma::{fence_proxy_async, wait_stores_read};
+use crate::ptx::warp::sync_warp;
 use crate::ptx::wgmma::{Accumulator, Product, wgmma_wait};
 use crate::ring::{Turn, WARPGROUP_THREADS};
 
@@ -293,11 +294,11 @@ where
         sync_named(self.stored(self.index ^ 1), 2 * WARPGROUP_THREADS);
     }
 
-    /// Gives back the slot at `turn`: every read was by `wgmma` and has been waited for, or came
-    /// before the consumers met.
+    /// Gives back the slot at `turn` for a warp, whose reads by `wgmma` have been waited for.
     #[inline(always)]
     unsafe fn leave(&self, empty: u32, turn: Turn) {
-        if self.thread() == 0 {
+        sync_warp();
+        if lane_id() == 0 {
             mbarrier_arrive(self.block.barrier(empty + turn.slot));
         }
     }

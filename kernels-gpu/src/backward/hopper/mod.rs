@@ -20,8 +20,8 @@
 //! their way out; where a work is a part of a group, by way of f32 sums in memory (`parts`).
 //!
 //! **What protects what.** Every slot of a ring has two transaction barriers: *full*, when the copy
-//! has arrived, and *empty*, when each consumer has arrived: one thread of it, after its `wgmma`
-//! reads have been waited for and after a meeting that followed every thread's own reads. The
+//! has arrived, and *empty*, when every consuming warp has: for each one lane, after the warp's own
+//! reads and, by way of a meeting that followed them, its warpgroup's by `wgmma`. The
 //! consumers meet once a step: each arrives when its dS (and P) is stored, and waits for the
 //! other's before it starts the products that need both. Of two dS tiles, the one written next is
 //! no one's operand any more: its products were waited for before the last arrival. At a work's
@@ -225,7 +225,8 @@ unsafe fn initialise_barriers<T: HopperBackwardTiling>(block: &Block<'_>) {
         } else if number < numbers.q_empty {
             readers
         } else {
-            T::SHAPE.warpgroups()
+            // Each warp gives back a slot for itself.
+            T::SHAPE.warps
         };
         mbarrier_init(block.barrier(number), arrivals);
         number += 1;
