@@ -42,7 +42,12 @@ def read_state(state: torch.Tensor) -> list[int]:
             f"dropout_state: lies on {state.device}, but no kernel reads it there; it must be two "
             "integers or lie on the CPU"
         )
-    return [x % 2**64 for x in state.tolist()]
+    try:
+        return [x % 2**64 for x in state.tolist()]
+    except RuntimeError:
+        raise TypeError(
+            "dropout_state: is one of many that torch.func maps over; give one"
+        ) from None
 
 
 def is_captured(q: Any) -> bool:
