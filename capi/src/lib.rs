@@ -82,17 +82,14 @@ pub unsafe extern "C" fn ferroflash_plan_new(call: *const Call, plan: *mut *mut 
     if call.is_null() || plan.is_null() {
         return status(Err(invalid("call, plan", "a null pointer", "pointers to both")));
     }
+    if !plan.is_aligned() {
+        let needs = format!("aligned to {} bytes", align_of::<*mut Plan>());
+        return status(Err(invalid("plan", format!("address {plan:p}"), &needs)));
+    }
     // SAFETY: the caller's promise: nothing to free unless the call succeeds.
     unsafe { ptr::write(plan, ptr::null_mut()) };
-    // SAFETY: the caller's promise; the size comes first in every version.
-    let size = unsafe { ptr::read(call.cast::<usize>()) };
-    // A larger one may ask for what this version would leave out.
-    if size != size_of::<Call>() {
-        let needs = format!("{}, as in this version's header", size_of::<Call>());
-        return status(Err(invalid("call.size", size, &needs)));
-    }
-    // SAFETY: the caller's promise, the structure being this version's.
-    status(make(unsafe { &*call }).map(|made| {
+    // SAFETY: the caller's promise.
+    status(unsafe { Call::read(call) }.and_then(|call| make(&call)).map(|made| {
         let made = Box::into_raw(Box::new(made));
         // SAFETY: the caller's promise.
         unsafe { ptr::write(plan, made) };
@@ -278,9 +275,10 @@ impl Plan {
                 false => Some(TensorRef::from_raw(d_lse, &lse_dims, &rows, place)?),
             };
             let mut wanted = [None, None, None];
-            for ((slot, tensor), dims) in wanted.iter_mut().zip(gradients).zip(&dims) {
+            let named = gradients.into_iter().zip(["dq", "dk", "dv"]).zip(&dims);
+            for (slot, ((tensor, name), dims)) in wanted.iter_mut().zip(named) {
                 if !tensor.data.is_null() {
-                    *slot = Some(tensor.tensor_mut("dq, dk, dv", dims, place)?);
+                    *slot = Some(tensor.tensor_mut(name, dims, place)?);
                 }
             }
             let [dq, dk, dv] = wanted;

@@ -1,6 +1,7 @@
 //! The structures of the interface, and tensors as the library takes them.
 
 use std::ffi::c_void;
+use std::ptr;
 
 use ferroflash::{Error, Place, Result, TensorMut, TensorRef};
 
@@ -75,6 +76,49 @@ pub struct Call {
     pub window: [i64; 2],
 }
 
+impl Call {
+    /// The call at `call`, for whose flags a C program may have left any byte.
+    ///
+    /// # Safety
+    /// `call` points to as many bytes that can be read as its `size` says.
+    pub(crate) unsafe fn read(call: *const Self) -> Result<Self> {
+        if !call.is_aligned() {
+            let needs = format!("aligned to {} bytes", align_of::<Self>());
+            return Err(invalid("call", format!("address {call:p}"), &needs));
+        }
+        // SAFETY: the caller's promise; the size comes first in every version.
+        let size = unsafe { ptr::read(call.cast::<usize>()) };
+        // A larger one may ask for what this version would leave out.
+        if size != size_of::<Self>() {
+            let needs = format!("{}, as in this version's header", size_of::<Self>());
+            return Err(invalid("call.size", size, &needs));
+        }
+        // SAFETY: the structure is this version's; addresses alone are made of its fields.
+        let flags = unsafe {
+            [
+                ("call.scaled", &raw const (*call).scaled),
+                ("call.causal", &raw const (*call).causal),
+                ("call.top_left", &raw const (*call).top_left),
+                ("call.deterministic", &raw const (*call).deterministic),
+                ("call.windowed", &raw const (*call).windowed),
+            ]
+        };
+        for (name, flag) in flags {
+            // SAFETY: a field of the structure, read as a byte, of which any value is one.
+            let byte = unsafe { ptr::read(flag.cast::<u8>()) };
+            if byte > 1 {
+                return Err(invalid(name, byte, "true or false, 1 or 0"));
+            }
+        }
+        // SAFETY: as above, and each flag is a bool.
+        let read = unsafe { ptr::read(call) };
+        if read.device < -1 {
+            return Err(invalid("call.device", read.device, "an ordinal, or -1 for the CPU"));
+        }
+        Ok(read)
+    }
+}
+
 /// A tensor [batch, row, head, channel] at the call's device; channels are contiguous.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -118,7 +162,11 @@ impl Tensor {
     ) -> Result<TensorMut<'a, T>> {
         let strides = self.checked(name, dims)?;
         // SAFETY: the caller's promise.
-        unsafe { TensorMut::from_raw(self.data.cast(), dims, &strides, place) }
+        let made = unsafe { TensorMut::from_raw(self.data.cast(), dims, &strides, place) };
+        made.map_err(|error| match error {
+            Error::Argument { had, needs, .. } => Error::Argument { argument: name, had, needs },
+            other => other,
+        })
     }
 }
 

@@ -1,6 +1,7 @@
 //! The interface as a C program would use it, on the CPU; and the header, read by a C compiler.
 
 use std::ffi::{CStr, c_void};
+use std::mem::{MaybeUninit, offset_of};
 use std::path::Path;
 use std::process::Command;
 use std::ptr;
@@ -116,6 +117,13 @@ fn refusals_have_words() {
         (Call { dtype: 9, ..call() }, "call.dtype"),
         (Call { kv_heads: 0, ..call() }, "kv_heads"),
         (Call { scale: f32::NAN, scaled: true, ..call() }, "scale"),
+        (Call { softcap: f32::NAN, ..call() }, "softcap"),
+        (Call { softcap: -1.0, ..call() }, "softcap"),
+        (Call { device: -2, ..call() }, "call.device"),
+        (Call { head_dim: 0, ..call() }, "head_dim"),
+        (Call { q_heads: 3, kv_heads: 2, ..call() }, "q_heads"),
+        (Call { q_len: usize::MAX, ..call() }, "q_len"),
+        (Call { batch: usize::MAX, q_heads: usize::MAX, ..call() }, "batch"),
     ];
     for (call, argument) in cases {
         let (status, made) = plan(&call);
@@ -137,6 +145,87 @@ fn refusals_have_words() {
         ferroflash_plan_free(plan);
         let version = CStr::from_ptr(ferroflash_version());
         assert_eq!(version.to_bytes(), env!("CARGO_PKG_VERSION").as_bytes());
+    }
+}
+
+/// What a C program may hand over that no Rust one can: any byte as a flag, any address.
+#[test]
+fn bytes_that_are_no_call_are_refused() {
+    let flags = [
+        (offset_of!(Call, scaled), "call.scaled"),
+        (offset_of!(Call, causal), "call.causal"),
+        (offset_of!(Call, top_left), "call.top_left"),
+        (offset_of!(Call, deterministic), "call.deterministic"),
+        (offset_of!(Call, windowed), "call.windowed"),
+    ];
+    for (place, argument) in flags {
+        let mut bytes = MaybeUninit::new(call());
+        let mut made = ptr::dangling_mut();
+        // SAFETY: the byte is one of the structure, which is only read as bytes from then on.
+        let status = unsafe {
+            bytes.as_mut_ptr().cast::<u8>().add(place).write(2);
+            ferroflash_plan_new(bytes.as_ptr(), &raw mut made)
+        };
+        assert_eq!((status, made), (Status::Invalid, ptr::null_mut()), "{argument}");
+        assert!(message().starts_with(argument), "{}", message());
+    }
+    let mut room = [MaybeUninit::new(call()), MaybeUninit::new(call())];
+    let mut slots = [ptr::null_mut(); 2];
+    // SAFETY: both addresses are inside live memory, though not of what they claim.
+    unsafe {
+        let apart = room.as_mut_ptr().cast::<u8>().add(1).cast::<Call>();
+        let status = ferroflash_plan_new(apart, slots.as_mut_ptr());
+        assert_eq!(status, Status::Invalid);
+        assert!(message().starts_with("call: address"), "{}", message());
+        let apart = slots.as_mut_ptr().cast::<u8>().add(1).cast::<*mut Plan>();
+        let status = ferroflash_plan_new(&call(), apart);
+        assert_eq!(status, Status::Invalid);
+        assert!(message().starts_with("plan: address"), "{}", message());
+    }
+}
+
+#[test]
+fn bad_tensors_are_refused_by_name() {
+    let (_, plan) = plan(&call());
+    let mut data = vec![0.5_f32; 16 * ROWS * CHANNELS];
+    let good = tensor(&mut data);
+    // SAFETY: an address inside `data`, whose rest is more than a tensor.
+    let apart = Tensor { data: unsafe { good.data.cast::<u8>().add(2) }.cast(), ..good };
+    let null = Tensor { data: ptr::null_mut(), ..good };
+    let over = Tensor { strides: [0; 3], ..good };
+    let (rows, none) = (data.as_mut_ptr(), ptr::null_mut());
+    // SAFETY: an address inside `data`.
+    let apart_rows = unsafe { rows.cast::<u8>().add(1) }.cast::<f32>();
+    // SAFETY: every tensor is refused before it is read, or has the call's dimensions; that the
+    // inputs are also outputs is noticed by nothing but a run, and none gets so far.
+    unsafe {
+        let forward =
+            |q, k, v, o, lse: *mut f32| ferroflash_forward(plan, none, q, k, v, o, lse, none, 0);
+        let backward = |o, lse: *const f32, d_o, d_lse: *const f32, dv| {
+            let left_out = Tensor { data: none, strides: [0; 3] };
+            let (q, k, v) = (good, good, good);
+            ferroflash_backward(
+                plan, none, q, k, v, o, lse, d_o, d_lse, left_out, left_out, dv, none, 0,
+            )
+        };
+        let checks: [(&str, &dyn Fn() -> Status); 10] = [
+            ("q:", &|| forward(apart, good, good, good, ptr::null_mut())),
+            ("o:", &|| forward(good, good, good, null, ptr::null_mut())),
+            ("o:", &|| forward(good, good, good, over, ptr::null_mut())),
+            ("lse:", &|| forward(good, good, good, good, apart_rows)),
+            ("o:", &|| backward(null, rows, good, ptr::null(), good)),
+            ("lse:", &|| backward(good, ptr::null(), good, ptr::null(), good)),
+            ("lse:", &|| backward(good, apart_rows, good, ptr::null(), good)),
+            ("d_o:", &|| backward(good, rows, apart, ptr::null(), good)),
+            ("d_lse:", &|| backward(good, rows, good, apart_rows, good)),
+            ("dv:", &|| backward(good, rows, good, ptr::null(), over)),
+        ];
+        for (argument, check) in checks {
+            assert_eq!(check(), Status::Invalid, "{argument}");
+            assert!(message().starts_with(argument), "{argument} {}", message());
+        }
+        ferroflash_plan_free(plan);
+        assert_eq!(ferroflash_workspace(ptr::null(), true), 0);
     }
 }
 

@@ -1,10 +1,14 @@
 """Arrays that only speak DLPack: borrowed, not copied, and handed back as their own kind."""
 
+import subprocess
+import sys
 import types
+import weakref
 
 import ferroflash
 import numpy as np
 import pytest
+from ferroflash import _dlpack
 from reference import attention, tensors
 
 
@@ -84,3 +88,102 @@ def test_bfloat16_and_cuda_go_through_torch(device):
     o = ferroflash.flash_attn_func(*(Array(x) for x in (q, k, v)), causal=True)
     assert isinstance(o, Array) and o.inside.device == q.device
     assert torch.equal(o.inside, ferroflash.flash_attn_func(q, k, v, causal=True))
+
+
+class Event:
+    """What `torch.cuda.Event` tells: whether the device has come past it."""
+
+    def __init__(self):
+        self.is_done = False
+
+    def query(self):
+        return self.is_done
+
+    def synchronize(self):
+        self.is_done = True
+
+
+def test_borrowed_arrays_are_kept_until_their_event(monkeypatch):
+    """The order of giving back, without a device."""
+    events, is_captured = [], False
+    monkeypatch.setattr(_dlpack, "_KEPT", type(_dlpack._KEPT)())
+    monkeypatch.setattr(_dlpack, "_is_captured", lambda: is_captured)
+    monkeypatch.setattr(_dlpack, "_event", lambda device: events.append(Event()) or events[-1])
+
+    def borrow():
+        arrays = [Array(np.zeros(1))]
+        _dlpack._keep(arrays, types.SimpleNamespace(is_cuda=True, device=0))
+        return weakref.ref(arrays[0])
+
+    first, second = borrow(), borrow()
+    assert first() is not None and second() is not None
+    events[1].is_done = True  # of another stream, which is quicker
+    third = borrow()
+    assert first() is not None and second() is None and third() is not None
+    events[0].is_done = True
+    is_captured = True
+    assert borrow()() is None and first() is not None and len(events) == 3
+    is_captured = False
+    borrow()
+    assert first() is None and third() is not None
+    _dlpack._let_go()
+    assert third() is None and all(event.is_done for event in events)
+
+
+def test_arrays_of_the_host_are_given_back_at_once():
+    arrays = tensors(1, 9, 12, 4, 2, 16)
+    given = [Array(x) for x in arrays]
+    ferroflash.flash_attn_func(*given)
+    inside = [sys.getrefcount(x) for x in arrays]
+    del given
+    assert [sys.getrefcount(x) for x in arrays] == [count - 1 for count in inside]
+    assert not _dlpack._KEPT
+
+
+def cuda():
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return torch
+
+
+def test_cuda_arrays_are_kept_while_kernels_read_them():
+    torch = cuda()
+    q, k, v = (torch.from_numpy(x).half().cuda() for x in tensors(1, 70, 70, 2, 2, 64))
+    want = ferroflash.flash_attn_func(q, k, v)
+    owned = q.clone()
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(100_000_000)
+        o = ferroflash.flash_attn_func(Array(owned), Array(k), Array(v)).inside
+    address = owned.data_ptr()
+    del owned
+    # This stream's allocator would hand the memory out anew, were it given back by now.
+    other = [torch.full_like(q, torch.nan) for _ in range(8)]
+    assert not side.query(), "the call waited for the device"
+    assert address not in [x.data_ptr() for x in other]
+    side.synchronize()
+    assert torch.equal(o, want)
+    ferroflash.flash_attn_func(Array(q), Array(k), Array(v))
+    assert len(_dlpack._KEPT) == 1, "what is done with was not given back"
+
+
+def test_results_of_another_device_are_handed_back():
+    torch = cuda()
+    last = torch.device("cuda", torch.cuda.device_count() - 1)
+    q, k, v = (torch.from_numpy(x).half().to(last) for x in tensors(1, 70, 70, 2, 2, 64))
+    o = ferroflash.flash_attn_func(*(Array(x) for x in (q, k, v)))
+    assert o.inside.device == last and torch.equal(o.inside, ferroflash.flash_attn_func(q, k, v))
+
+
+def test_nothing_is_left_at_exit():
+    program = (
+        "import atexit, ferroflash\n"
+        "from ferroflash import _dlpack\n"
+        "class Event:\n"
+        "    def synchronize(self): print('waited')\n"
+        "_dlpack._KEPT.append((Event(), None))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    assert done.stdout == b"waited\n"

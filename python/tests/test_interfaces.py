@@ -216,7 +216,9 @@ def test_transformers(model):
     torch.manual_seed(0)
     ferroflash.register_transformers()
     eager = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
-    ours = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="ferro_attention")
+    ours = transformers.AutoModelForCausalLM.from_config(
+        config, attn_implementation="ferro_attention"
+    )
     ours.load_state_dict(eager.state_dict())
     tokens = torch.randint(0, 50, (2, 11))
     padding = torch.ones_like(tokens)

@@ -1,10 +1,13 @@
 """torch.compile: whole graphs, the same results and gradients, shapes that change."""
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import ferroflash
+from ferroflash import _torch
 from torch_reference import tensors
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -124,7 +127,53 @@ def test_operators_keep_their_word():
 
     none = (None,) * 10
     numbers = (0, 0, None, False, -1, 0, 0.0, False, 0.0)
-    torch.library.opcheck(torch.ops.ferroflash.attention, (q, k, v, *none, *numbers))
+    torch.library.opcheck(torch.ops.ferroflash.attention, (q, k, v, *none, *numbers, True))
+    q, k, v = (x.detach() for x in (q, k, v))
+    o, lse = torch.ops.ferroflash.attention(q, k, v, *none, *numbers, False)
+    saved, wanted = (o, lse, o, lse), [True, False, True, False, False]
+    operator = torch.ops.ferroflash.attention_backward
+    torch.library.opcheck(operator, (*saved, q, k, v, *none, *numbers, wanted))
+
+
+@pytest.mark.parametrize("wanted", ["q", "kv", "bias", "q sink", "qkv bias sink"])
+def test_only_wanted_gradients_are_computed(monkeypatch, wanted):
+    computed, backward = [], _torch.backward
+
+    def recorded(tensors, numbers, extras, saved, outputs):
+        computed.append(tuple(x is not None for x in outputs))
+        backward(tensors, numbers, extras, saved, outputs)
+
+    monkeypatch.setattr(_torch, "backward", recorded)
+    q, k, v = tensors(1, 6, 8, 2, 2, 16, dtype=F32)
+    sources = dict(q=q, k=k, v=v, bias=torch.randn(1, 2, 6, 8), sink=torch.randn(2))
+    words = wanted.replace("qkv", "q k v").replace("kv", "k v").split()
+    leaves = [x.requires_grad_() for name, x in sources.items() if name in words]
+    found = []
+    for call in (ferroflash.attention, compiled(ferroflash.attention)):
+        found.append(torch.autograd.grad(call(**sources).sum(), leaves))
+    assert computed == [tuple(name in words for name in sources)] * 2
+    assert all(torch.equal(*pair) for pair in zip(*found))
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_gradient_that_cannot_be_had_is_refused_in_the_forward_pass(monkeypatch, traced):
+    reason = "window_size: no gradients: no kernel does that"
+    read = _torch._read
+
+    def without_backward(*arguments):
+        made = SimpleNamespace(no_backward=reason, forward_bytes=0)
+        return (made, *read(*arguments)[1:])
+
+    monkeypatch.setattr(_torch, "_read", without_backward)
+    monkeypatch.setattr(_torch._native, "forward", lambda *arguments: None)
+    q, k, v = tensors(1, 6, 8, 2, 2, 16, dtype=F32)
+    call = lambda q: ferroflash.flash_attn_func(q * 1.0, k, v, window_size=(2, 2))
+    call = compiled(call) if traced else call
+    call(q)  # no gradient is needed
+    with torch.no_grad():
+        call(q.requires_grad_())
+    with pytest.raises(NotImplementedError, match=r"^window_size\b"):
+        call(q.clone())
 
 
 @gpu

@@ -3,28 +3,38 @@
 Host memory is read as numpy arrays, CUDA memory and bfloat16 as torch tensors: one of the two is
 the way in, and neither copies. Results are allocated there and become arrays of the caller's
 library, which takes them over without a copy wherever it can.
+
+A borrowed array is given back by its deleter, which knows of no stream: its owner may then use the
+memory at once. So CUDA arrays are kept until the kernels that read them are done.
 """
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import sys
+from collections import deque
+from contextlib import nullcontext
 from typing import Any, Callable
 
 from ._call import ARRAYS, Extras, Options
 
 # Device types of the DLPack standard.
 _CPU, _CUDA = 1, 2
+# Arrays that kernels may still read, each with an event behind those kernels.
+_KEPT: deque[tuple[Any, Any]] = deque()
 
 
 def attend(
     tensors: tuple, numbers: Options, extras: Extras | None, want_lse: bool
 ) -> tuple[Any, Any]:
     """o, and lse if it is wanted."""
-    module, borrowed, extras = _borrow_call(tensors, extras)
-    o, lse = module.attend(borrowed, numbers, extras, want_lse)
     home = _home(tensors[0])
-    return home(o), None if lse is None or not want_lse else home(lse)
+    with _current(tensors[0]):
+        module, borrowed, extras = _borrow_call(tensors, extras)
+        o, lse = module.attend(borrowed, numbers, extras, want_lse)
+        _keep((borrowed, extras), borrowed[0])
+        return home(o), None if lse is None or not want_lse else home(lse)
 
 
 def gradients(
@@ -37,26 +47,35 @@ def gradients(
     extras: Extras | None,
 ) -> tuple[Any, ...]:
     """dq, dk, dv, dbias and dsink; those of options that were not given are None."""
-    module, borrowed, extras = _borrow_call(tensors, extras)
-    saved = [
-        None if x is None else _borrow(x, name, module)
-        for x, name in ((d_o, "d_o"), (o, "o"), (lse, "lse"), (d_lse, "d_lse"))
-    ]
-    d_o, o, lse, d_lse = saved
-    results = module.gradients(d_o, borrowed, o, lse, d_lse, numbers, extras)
     home = _home(tensors[0])
-    return tuple(None if x is None else home(x) for x in results)
+    with _current(tensors[0]):
+        module, borrowed, extras = _borrow_call(tensors, extras)
+        d_o, o, lse, d_lse = saved = [
+            None if x is None else _borrow(x, name, module)
+            for x, name in ((d_o, "d_o"), (o, "o"), (lse, "lse"), (d_lse, "d_lse"))
+        ]
+        results = module.gradients(d_o, borrowed, o, lse, d_lse, numbers, extras)
+        _keep((borrowed, extras, saved), borrowed[0])
+        return tuple(None if x is None else home(x) for x in results)
 
 
 def explain(tensors: tuple, numbers: Options, extras: Extras | None) -> str:
     """What `attend` would do, in words."""
-    module, borrowed, extras = _borrow_call(tensors, extras)
-    return module.explain(borrowed, numbers, extras)
+    with _current(tensors[0]):
+        module, borrowed, extras = _borrow_call(tensors, extras)
+        return module.explain(borrowed, numbers, extras)
 
 
 def with_state(dropout: Any) -> Any:
     """Refuses: the dropout mask as an array is made for torch and numpy alone."""
     raise NotImplementedError("return_attn_probs: with dropout, q must be of torch or numpy")
+
+
+def _current(array: Any) -> Any:
+    """The array's CUDA device as torch's current one: torch lends no other's arrays."""
+    device, ordinal = array.__dlpack_device__()
+    torch = sys.modules.get("torch")
+    return nullcontext() if device != _CUDA or torch is None else torch.cuda.device(ordinal)
 
 
 def _borrow_call(tensors: tuple, extras: Extras | None) -> tuple[Any, tuple, Extras | None]:
@@ -94,6 +113,36 @@ def _borrow(array: Any, name: str, module: Any) -> Any:
         raise TypeError(f"{name}: cannot be read through DLPack: {error}") from error
 
 
+def _keep(arrays: Any, q: Any) -> None:
+    """Keeps the arrays of a call until its kernels are done; lets go of those that are done with.
+
+    In a captured graph they are the caller's to keep, as all that its replays read.
+    """
+    if not getattr(q, "is_cuda", False) or _is_captured():
+        return
+    for _ in range(len(_KEPT)):
+        event, kept = _KEPT.popleft()
+        if not event.query():
+            _KEPT.append((event, kept))
+    _KEPT.append((_event(q.device), arrays))
+
+
+def _is_captured() -> bool:
+    return sys.modules["torch"].cuda.is_current_stream_capturing()
+
+
+def _event(device: Any) -> Any:
+    """An event behind all that the device's current stream was given so far."""
+    return sys.modules["torch"].cuda.current_stream(device).record_event()
+
+
+@atexit.register
+def _let_go() -> None:
+    """Gives everything back while its owners still are there."""
+    while _KEPT:
+        _KEPT.popleft()[0].synchronize()
+
+
 def _home(array: Any) -> Callable[[Any], Any]:
     """What makes arrays of the library that `array` is of."""
     namespace = getattr(array, "__array_namespace__", None)
@@ -102,4 +151,5 @@ def _home(array: Any) -> Callable[[Any], Any]:
     if not hasattr(found, "from_dlpack"):
         kind = type(array).__name__
         raise TypeError(f"q: is a {kind}, whose library has no from_dlpack to take a result with")
+
     return found.from_dlpack

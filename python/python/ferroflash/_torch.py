@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from . import _native
-from ._call import ARRAYS, Extras, Options, plan, read_extras, rows_of, seed_and_offset
+from ._call import ARRAYS, Extras, Options, plan, read_extras, rows_of
+from ._torch_dropout import with_state
 
 # Element types as the native side numbers them.
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
@@ -21,6 +23,28 @@ def _current_stream(device: int) -> int:
 # The same without making a Stream object, where torch has it.
 _current_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _current_stream)
 
+_no = lambda: False
+_is_transformed = getattr(torch._C, "_are_functorch_transforms_active", _no)
+_count_modes = getattr(torch._C, "_len_torch_dispatch_stack", _no)
+_is_traced = getattr(torch._C, "_is_tracing", _no)
+_is_batched = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda x: False)
+_NO_DISPATCH = torch.Tensor.__torch_dispatch__
+
+
+def _is_watched(q: Any) -> bool:
+    """Whether something wants to see the call that would not see what becomes of addresses.
+
+    Such are forward-mode differentiation, torch.func's transforms, dispatch modes (which fake
+    tensors and tracers are made of), and tensors that stand for others.
+    """
+    return (
+        forward_ad._current_level >= 0
+        or _is_transformed()
+        or _count_modes() > 0
+        or _is_traced()
+        or getattr(type(q), "__torch_dispatch__", _NO_DISPATCH) is not _NO_DISPATCH
+    )
+
 
 def attend(
     tensors: tuple, numbers: Options, extras: Extras | None, want_lse: bool
@@ -31,8 +55,12 @@ def attend(
 
         return _torch_ops.attend(split(autocast(tensors)), numbers, extras)
     tensors, numbers = autocast(tensors), as_deterministic(numbers)
+    if _is_watched(tensors[0]):
+        from . import _torch_transforms
+
+        return _torch_transforms.attend(tensors, numbers, extras)
     if extras is not None and extras.dropout is not None:
-        extras = extras._replace(dropout=with_state(extras.dropout))
+        extras = extras._replace(dropout=with_state(extras.dropout, tensors[0]))
     if torch.is_grad_enabled() and _wants_gradient(tensors, extras):
         bias, sink = (None, None) if extras is None else (extras.bias, extras.sink)
         result = _Attention.apply(numbers, extras, want_lse, bias, sink, *tensors)
@@ -51,11 +79,21 @@ def gradients(
 ) -> tuple[torch.Tensor | None, ...]:
     """dq, dk, dv, dbias and dsink; those of options that were not given are None."""
     numbers = as_deterministic(numbers)
+    if torch.compiler.is_compiling() or _is_watched(tensors[0]):
+        from . import _torch_transforms
+
+        return _torch_transforms.gradients((d_o, d_lse, o, lse), tensors, numbers, extras)
+    if extras is not None and extras.dropout is not None:
+        extras = extras._replace(dropout=with_state(extras.dropout))
     given = (None, None) if extras is None else (extras.bias, extras.sink)
+    saved = (o, lse, d_o, d_lse)
     outputs: list[torch.Tensor | None] = [_gradient(x) for x in tensors]
     outputs += [None if x is None else _gradient(x) for x in given]
     with torch.no_grad():
-        backward(tensors, numbers, extras, (o, lse, d_o, d_lse), outputs)
+        backward(tensors, numbers, extras, saved, outputs)
+    sources = (*tensors, *given, *saved)
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in sources):
+        return tuple(_once(outputs, sources))
     return tuple(outputs)
 
 
@@ -92,6 +130,21 @@ class _Attention(torch.autograd.Function):
         tensors = tuple(saved[:count])
         extras = None if rest is None else Extras(*saved[count:], *rest)
         _, _, _, wants_bias, wants_sink, *wants = ctx.needs_input_grad
+        if any(x is not None and _is_batched(x) for x in (d_o, d_lse)):
+            # Many upstream gradients at once, which `is_grads_batched` makes: an operator loops.
+            from . import _torch_ops
+
+            *parts, dbias, dsink = _torch_ops.gradients(
+                (torch.zeros_like(o) if d_o is None else d_o, d_lse, o, lse),
+                split(tensors),
+                numbers,
+                Extras() if extras is None else extras,
+                (*wants[:-1], *wants[-1:] * (4 - count), wants_bias, wants_sink),
+            )
+            if count < 3:
+                packed = torch.stack(parts[count - 1 :], -3) if wants[-1] else None
+                parts = [*parts[: count - 1], packed]
+            return None, None, None, dbias, dsink, *parts
         results = [_gradient(x) if want else None for x, want in zip(tensors, wants)]
         dbias = _gradient(extras.bias) if wants_bias else None
         dsink = _gradient(extras.sink) if wants_sink else None
@@ -105,6 +158,9 @@ class _Attention(torch.autograd.Function):
         return None, None, None, *results
 
 
+NO_SECOND = "attention: has no second derivative; its first one may be used"
+
+
 class _Once(torch.autograd.Function):
     """Gradients that have no gradients themselves: a missing one is an error and not a zero."""
 
@@ -114,7 +170,7 @@ class _Once(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *gradients):
-        raise NotImplementedError("attention: has no second derivative; its first one may be used")
+        raise NotImplementedError(NO_SECOND)
 
 
 def _once(gradients: list, sources: tuple) -> list:
@@ -197,16 +253,6 @@ def _split_gradients(results: list) -> tuple:
     return (*results[:-1], *((None,) * parts if packed is None else packed.unbind(-3)))
 
 
-def with_state(dropout: tuple[float, Any]) -> tuple[float, tuple[int, int]]:
-    """The dropout with its (seed, offset), drawn from torch's default generator if it has none."""
-    probability, state = dropout
-    if state is None:
-        state = torch.empty(2, dtype=torch.int64, device="cpu").random_()
-    if isinstance(state, torch.Tensor):
-        state = state.tolist()
-    return probability, seed_and_offset(state)
-
-
 where, from_dlpack = torch.where, torch.from_dlpack
 
 
@@ -281,6 +327,10 @@ def _view(tensor: Any, name: str, dtype: torch.dtype, where: torch.device) -> tu
     except AttributeError:
         kind = type(tensor).__name__
         raise TypeError(f"{name}: is a {kind}, but it must be a torch.Tensor as q is") from None
+    except (RuntimeError, NotImplementedError):
+        # Sparse, nested, fake and other tensors without memory and strides of their own.
+        kind = f"{type(tensor).__name__} of layout {tensor.layout}"
+        raise TypeError(f"{name}: is a {kind}, but it must be a dense tensor with memory") from None
     if tensor.dtype is not dtype:
         raise TypeError(f"{name}: holds {tensor.dtype}, but it must hold {dtype}")
     if tensor.device != where:

@@ -1,4 +1,4 @@
-"""The same calls as operators of torch.library, for torch.compile alone.
+"""The same calls as operators of torch.library: what tracers and dispatch modes see.
 
 An operator has a schema, so options are spelled out; a fake kernel says what comes back. Eager
 calls do not go through here, since the dispatcher would cost them more than they take.
@@ -6,45 +6,74 @@ calls do not go through here, since the dispatcher would cost them more than the
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any, List, Optional  # noqa: UP035
 
 import torch
+from torch.autograd import forward_ad
 
 from . import _torch
 from ._call import ARRAYS, Extras, Options, rows_of
+from ._torch_dropout import is_captured, with_state
 
 _Tensor = torch.Tensor
-# Schemas are read from these names, which `X | None` is none of before Python 3.10.
+# Schemas are read from these names: older versions of Python and torch know no newer ones.
 _Maybe = Optional[torch.Tensor]
 _Number = Optional[float]
+_Flags = List[bool]  # noqa: UP006
+
+NO_TANGENT = (
+    "carries a forward-mode tangent (torch.func.jvp, torch.autograd.forward_ad), and attention has "
+    "no forward-mode derivative; use a reverse-mode one (torch.func.vjp, torch.autograd.grad)"
+)
+_NO_FUNC = (
+    "attention: cannot be differentiated by torch.func inside torch.compile or functionalize; use "
+    "torch.autograd there, or leave the call out of what is compiled"
+)
+
+
+def refuse_tangents(tensors: tuple, extras: Extras, saved: tuple = (None,) * 4) -> None:
+    """Refuses a tensor with a tangent, which would be lost; saved is d_o, d_lse, o, lse."""
+    if forward_ad._current_level < 0:
+        return
+    names = (("qkv",), ("q", "kv"), ("q", "k", "v"))[len(tensors) - 1]
+    given = [*zip(("d_o", "d_lse", "o", "lse"), saved), *zip(names, tensors)]
+    for name, x in (*given, *zip(Extras._fields, extras[:ARRAYS])):
+        if isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+            raise NotImplementedError(f"{name}: {NO_TANGENT}")
 
 
 def attend(tensors: tuple, numbers: Options, extras: Extras | None) -> tuple[_Tensor, _Tensor]:
     """o and lse, traced as one operator."""
     extras = Extras() if extras is None else extras
-    _torch.check_slopes(extras)
+    refuse_tangents(tensors, extras)
+    wants = torch.is_grad_enabled() and _torch._wants_gradient(tensors, extras)
+    if wants and _torch._is_transformed():
+        raise NotImplementedError(_NO_FUNC)
+    return torch.ops.ferroflash.attention(*tensors, *_options(numbers, extras), wants)
+
+
+def gradients(
+    saved: tuple, tensors: tuple, numbers: Options, extras: Extras, wanted: tuple
+) -> tuple[_Maybe, ...]:
+    """dq, dk, dv, dbias and dsink, those wanted, traced as one operator; saved is d_o, d_lse, o,
+    lse."""
+    refuse_tangents(tensors, extras, saved)
+    found = torch.ops.ferroflash.attention_backward(
+        *saved, *tensors, *_options(numbers, extras), list(wanted)
+    )
+    return tuple(x if want else None for x, want in zip(found, wanted))
+
+
+def _options(numbers: Options, extras: Extras) -> tuple:
+    """The arguments that both operators have after q, k and v."""
     probability, state = extras.dropout or (0.0, None)
     if probability and state is None:
         # Drawn in the graph, so that every run of it draws anew.
         state = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device="cpu")
     elif state is not None and not isinstance(state, torch.Tensor):
         state = torch.tensor(state, dtype=torch.int64, device="cpu")
-    longest_q, longest_k = extras.longest
-    scale, top_left, left, right, softcap, deterministic = _torch.as_deterministic(numbers)
-    return torch.ops.ferroflash.attention(
-        *tensors,
-        *extras[:ARRAYS],
-        state,
-        longest_q,
-        longest_k,
-        scale,
-        top_left,
-        left,
-        right,
-        softcap,
-        deterministic,
-        probability,
-    )
+    numbers = _torch.as_deterministic(numbers)
+    return *extras[:ARRAYS], state, *extras.longest, *numbers, probability
 
 
 @torch.library.custom_op("ferroflash::attention", mutates_args=())
@@ -71,12 +100,14 @@ def _attention(
     softcap: float,
     deterministic: bool,
     dropout_p: float,
+    with_backward: bool,
 ) -> tuple[_Tensor, _Tensor]:
     numbers = (softmax_scale, top_left, left, right, softcap, deterministic)
     lengths = (key_lengths, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     arrays = (alibi_slopes, bias, mask, sink, *lengths)
-    extras = _extras(arrays, dropout_state, (max_seqlen_q, max_seqlen_k), dropout_p)
-    result: Any = _torch.forward((q, k, v), numbers, extras, True)
+    extras = _extras(arrays, dropout_state, (max_seqlen_q, max_seqlen_k), dropout_p, q)
+    refuse_tangents((q, k, v), extras or Extras())
+    result: Any = _torch.forward((q, k, v), numbers, extras, True, with_backward)
     return result
 
 
@@ -114,53 +145,65 @@ def _attention_backward(
     softcap: float,
     deterministic: bool,
     dropout_p: float,
+    wanted: _Flags,
 ) -> tuple[_Tensor, _Tensor, _Tensor, _Tensor, _Tensor]:
     numbers = (softmax_scale, top_left, left, right, softcap, deterministic)
     lengths = (key_lengths, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
     arrays = (alibi_slopes, bias, mask, sink, *lengths)
-    extras = _extras(arrays, dropout_state, (max_seqlen_q, max_seqlen_k), dropout_p)
-    outputs = _gradients(q, k, v, bias, sink)
-    wanted = [*outputs[:3], None if bias is None else outputs[3]]
-    wanted.append(None if sink is None else outputs[4])
-    _torch.backward((q, k, v), numbers, extras, (o, lse, d_o, d_lse), wanted)
+    extras = _extras(arrays, dropout_state, (max_seqlen_q, max_seqlen_k), dropout_p, q)
+    outputs = _gradients((q, k, v, bias, sink), wanted)
+    views = [x if want else None for x, want in zip(outputs, wanted)]
+    _torch.backward((q, k, v), numbers, extras, (o, lse, d_o, d_lse), views)
     return outputs
 
 
 @_attention_backward.register_fake
 def _(d_o, d_lse, o, lse, q, k, v, alibi_slopes, bias, mask, sink, *options):
-    return _gradients(q, k, v, bias, sink)
+    return _gradients((q, k, v, bias, sink), options[-1])
 
 
-def _gradients(q: _Tensor, k: _Tensor, v: _Tensor, bias: _Maybe, sink: _Maybe) -> tuple:
-    """Room for every gradient; an operator returns tensors only, so an empty one stands for none."""
-    outputs = [q.new_empty(x.shape) for x in (q, k, v)]
-    outputs += [
-        q.new_empty(() if x is None else x.shape, dtype=torch.float32) for x in (bias, sink)
-    ]
-    return tuple(outputs)
+def _gradients(sources: tuple, wanted: _Flags) -> tuple:
+    """Room for gradients; an operator returns tensors only, so an empty one stands for none."""
+    q = sources[0]
+    return tuple(
+        x.new_empty(x.shape) if want else q.new_empty((0,)) for x, want in zip(sources, wanted)
+    )
 
 
-def _extras(arrays: tuple, state: _Maybe, longest: tuple[int, int], dropout_p: float) -> Any:
+def _extras(
+    arrays: tuple, state: _Maybe, longest: tuple[int, int], dropout_p: float, q: _Tensor
+) -> Any:
     if state is None and all(array is None for array in arrays):
         return None
-    dropout = _torch.with_state((dropout_p, state)) if dropout_p else None
+    dropout = None
+    if dropout_p:
+        # The state is on the CPU by now, where a captured graph does not draw it again.
+        dropout = with_state((dropout_p, None if is_captured(q) else state), q)
     return Extras(*arrays)._replace(longest=longest, dropout=dropout)
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(*output, *inputs[: 4 + ARRAYS])
-    ctx.options = inputs[4 + ARRAYS :]
+    ctx.options = inputs[4 + ARRAYS : -1]
 
 
 def _backward(ctx: Any, d_o: _Tensor, d_lse: _Maybe) -> tuple:
-    dq, dk, dv, dbias, dsink = torch.ops.ferroflash.attention_backward(
-        d_o, d_lse, *ctx.saved_tensors, *ctx.options
-    )
     wants = ctx.needs_input_grad
     results: list = [None] * len(wants)
-    results[:3] = [dq, dk, dv]
-    results[4], results[6] = (dbias if wants[4] else None), (dsink if wants[6] else None)
+    # q, k, v, bias and sink among the operator's arguments.
+    places = (0, 1, 2, 4, 6)
+    wanted = [wants[place] for place in places]
+    found = torch.ops.ferroflash.attention_backward(
+        d_o, d_lse, *ctx.saved_tensors, *ctx.options, wanted
+    )
+    for place, gradient in zip(places, found):
+        results[place] = gradient if wants[place] else None
     return tuple(results)
 
 
+def _no_second(ctx: Any, *gradients: Any) -> Any:
+    raise NotImplementedError(_torch.NO_SECOND)
+
+
 _attention.register_autograd(_backward, setup_context=_setup_context)
+_attention_backward.register_autograd(_no_second)
