@@ -168,6 +168,8 @@ macro_rules! kernel_table {
             hopper_forward_d96_f16_causal = Hopper Forward<Hopper96, F16, Causal>;
             hopper_forward_d128_bf16_full = Hopper Forward<Hopper128, Bf16, Full>;
             hopper_forward_d128_bf16_causal = Hopper Forward<Hopper128Causal, Bf16, Causal>;
+            hopper_forward_d128_long_bf16_causal = Hopper Forward<Hopper128, Bf16, Causal>;
+            hopper_forward_d128_long_f16_causal = Hopper Forward<Hopper128, F16, Causal>;
             hopper_forward_d128_f16_full = Hopper Forward<Hopper128, F16, Full>;
             hopper_forward_d128_f16_causal = Hopper Forward<Hopper128Causal, F16, Causal>;
             hopper_forward_d192_bf16_full = Hopper Forward<Hopper192, Bf16, Full>;
