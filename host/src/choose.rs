@@ -100,8 +100,8 @@ pub(crate) fn choose(
 }
 
 /// Keys from which wider tiles of a forward kernel are the faster ones. Measured on an H200 at
-/// d = 128, causal: 176 keys a tile for 128 lose 1 to 11 % up to 3072 keys, where the diagonal is
-/// much of the work, and gain 1 to 6 % from 4096 on.
+/// d = 128, causal: 176 keys a tile for 128 lose 11 % at 512 keys and 3 % at 2048, where the
+/// diagonal is much of the work, and gain 1 % at 4096 and 3 to 6 % from 8192 on.
 const MANY_KEYS: usize = 4096;
 
 /// Smaller is better: the family made for the device, then padded channels, then, of backward
@@ -301,5 +301,34 @@ mod tests {
         let expected =
             [(Causal, RIGHT_SIDE), (Masked, "left window"), (Masked, "packed sequences")];
         assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn many_keys_take_wide_tiles() {
+        let h200 = Limits {
+            name: "NVIDIA H200".to_owned(),
+            capability: (9, 0),
+            multiprocessors: 132,
+            shared_bytes_per_block: 232_448,
+            shared_bytes_per_multiprocessor: 233_472,
+            l2_bytes: 62_914_560,
+            memory_bytes: 150_000_000_000,
+            driver_version: 13_000,
+        };
+        let taken = |mask, kv_len, limits: &Limits| {
+            let shape = Shape { kv_len, head_dim: 128, value_dim: 128, ..attention().shape };
+            let call = Attention::new(shape).mask(mask);
+            call.kernel_for(Dtype::Bf16, limits).expect("a kernel").name
+        };
+        let causal = Mask::causal(Align::TopLeft);
+        assert_eq!(taken(causal, 4095, &h200), "hopper_forward_d128_bf16_causal");
+        assert_eq!(taken(causal, 4096, &h200), "hopper_forward_d128_long_bf16_causal");
+        assert_eq!(taken(Mask::full(), 4096, &h200), "hopper_forward_d128_bf16_full");
+        // The mask class comes before the width of the tile.
+        let a100 = Limits { capability: (8, 0), shared_bytes_per_block: 166_912, ..h200 };
+        for keys in [64, 4096] {
+            assert_eq!(taken(Mask::full(), keys, &a100), "portable_forward_d128_bf16_full");
+            assert_eq!(taken(causal, keys, &a100), "portable_forward_d128_bf16_causal");
+        }
     }
 }
