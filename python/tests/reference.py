@@ -107,3 +107,31 @@ def tensors(batch, q_len, kv_len, q_heads, kv_heads, dim, value_dim=None, seed=0
         (batch, kv_len, kv_heads, dim if value_dim is None else value_dim),
     )
     return [random.standard_normal(size, np.float32) for size in dims]
+
+
+def kept(probability, state, batch, heads, rows, keys):
+    """Which weights [batch, heads, rows, keys] dropout keeps: Philox4x32 of 7 rounds, written anew.
+
+    `kernels-core/src/dropout.rs` says which bits of which call an element takes.
+    """
+    seed, offset = state
+    low = 2**32 - 1
+    key = [seed & low, (seed >> 32) ^ (offset >> 32)]
+    item = np.arange(batch * heads, dtype=np.uint64).reshape(batch, heads, 1, 1)
+    row = np.arange(rows, dtype=np.uint64)[:, None]
+    column = np.arange(keys, dtype=np.uint64)
+    groups = (row // 16 * 8 + row % 8, column // 32 * 8 + column % 8)
+    dims = (batch, heads, rows, keys)
+    words = [np.broadcast_to(x, dims) for x in (*groups, item, np.uint64(offset & low))]
+    for _ in range(7):
+        even, odd = words[0] * np.uint64(0xD2511F53), words[2] * np.uint64(0xCD9E8D57)
+        words = [
+            (odd >> 32) ^ words[1] ^ np.uint64(key[0]),
+            odd & low,
+            (even >> 32) ^ words[3] ^ np.uint64(key[1]),
+            even & low,
+        ]
+        key = [(key[0] + 0x9E3779B9) & low, (key[1] + 0xBB67AE85) & low]
+    chosen = np.choose(np.broadcast_to(column // 8 % 4, dims).astype(int), words)
+    bits = (chosen >> (row // 8 % 2 * 16)) & np.uint64(2**16 - 1)
+    return bits >= np.floor(probability * 2**16 + 0.5)

@@ -3,7 +3,7 @@
 import ferroflash
 import numpy as np
 import pytest
-from reference import attention, gradients, tensors
+from reference import attention, gradients, kept, tensors
 
 RANDOM = np.random.default_rng(3)
 
@@ -106,6 +106,45 @@ def test_dropout():
     assert (ferroflash.attention(q, k, v, **state) == ferroflash.attention(q, k, v, **state)).all()
     with pytest.raises(ValueError, match=r"^dropout_state\b"):
         ferroflash.attention_backward(o, q, k, v, o, lse, dropout_p=0.25)
+
+
+@pytest.mark.parametrize("probability", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_sign_of_a_weight_says_whether_it_was_dropped(probability, causal):
+    q, k, v = tensors(2, 37, 290, 4, 2, 8)
+    np.random.seed(4)
+    o, _, signed = ferroflash.flash_attn_func(
+        q, k, v, probability, causal=causal, return_attn_probs=True
+    )
+    np.random.seed(4)
+    state = np.random.randint(0, 2**63 - 1, 2, np.int64).tolist()
+    keeps = kept(probability, state, 2, 4, 37, 290)
+    visible = np.arange(290) <= np.arange(37)[:, None] + 290 - 37 if causal else np.ones((37, 290))
+    assert ((signed < 0) == ~keeps & (visible != 0)).all()
+    assert (np.signbit(signed) == (signed < 0)).all(), "there is a zero with a sign"
+    # The state that was drawn, given again: the same call, forward and backward.
+    options = dict(dropout_p=probability, dropout_state=state, causal=causal)
+    again, lse = ferroflash.attention(q, k, v, **options, return_lse=True)
+    assert (again == o).all()
+    dv = ferroflash.attention_backward(np.ones_like(o), q, k, v, o, lse, **options).dv
+    weights = np.where(keeps, signed, 0.0) / (1.0 - round(probability * 65536) / 65536)
+    want = weights.reshape(2, 2, 2, 37, 290).sum((2, 3)).swapaxes(1, 2)
+    np.testing.assert_allclose(dv, np.repeat(want[..., None], 8, 3), rtol=0, atol=1e-4)
+
+
+def test_packed_weights_have_their_items_masks():
+    cu_q, cu_k = np.array([0, 5, 12], np.int32), np.array([0, 40, 73], np.int32)
+    q, k, v = tensors(1, 12, 73, 2, 2, 8)
+    np.random.seed(9)
+    _, _, signed = ferroflash.flash_attn_varlen_func(
+        q[0], k[0], v[0], cu_q, cu_k, 7, 40, 0.4, return_attn_probs=True
+    )
+    np.random.seed(9)
+    keeps = kept(0.4, np.random.randint(0, 2**63 - 1, 2, np.int64).tolist(), 2, 2, 7, 40)
+    for item, (rows, keys) in enumerate(((5, 40), (7, 33))):
+        there = np.s_[item, :, :rows, :keys]
+        assert ((signed[there] < 0) == ~keeps[there]).all()
+        assert (signed[item, :, rows:] == 0.0).all() and (signed[item, :, :, keys:] == 0.0).all()
 
 
 def test_a_cache_is_refused_by_name():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ._call import UNBOUNDED, Extras, backend, dropout, length, options
+from ._call import UNBOUNDED, Extras, backend, dropout, flag, length, options
 
 
 def attention(
@@ -30,7 +30,7 @@ def attention(
     seqused_q: Any = None,
     seqused_k: Any = None,
     dropout_p: float = 0.0,
-    dropout_state: Sequence[int] | None = None,
+    dropout_state: Any = None,
     deterministic: bool = False,
     return_lse: bool = False,
 ) -> Any:
@@ -63,8 +63,10 @@ def attention(
         max_seqlen_q, max_seqlen_k: the longest packed sequences' lengths, or more.
         seqused_q, seqused_k: int32 [batch]: rows really used of each packed sequence.
         dropout_p: probability that an attention weight is dropped, 0 to 1.
-        dropout_state: (seed, offset), which name the mask; drawn if None, from torch's default
-            generator or numpy's global state.
+        dropout_state: (seed, offset), which name the mask: two integers from 0 to 2^64 - 1, or an
+            int64 or uint64 [2] tensor on the CPU. Drawn if None, from torch's default generator or
+            numpy's global state; while a CUDA graph is captured it has to be given, and every
+            replay then drops the same weights.
         deterministic: the backward pass gives the same bits every time.
         return_lse: also return the log-sum-exp.
 
@@ -93,8 +95,9 @@ def attention(
         dropout=dropout(dropout_p, dropout_state),
     )
     _check_layout(extras)
-    o, lse = backend(q).attend((q, k, v), numbers, extras, return_lse)
-    return (o, lse) if return_lse else o
+    wants_lse = flag(return_lse, "return_lse")
+    o, lse = backend(q).attend((q, k, v), numbers, extras, wants_lse)
+    return (o, lse) if wants_lse else o
 
 
 class Gradients(NamedTuple):
@@ -133,7 +136,7 @@ def attention_backward(
     seqused_q: Any = None,
     seqused_k: Any = None,
     dropout_p: float = 0.0,
-    dropout_state: Sequence[int] | None = None,
+    dropout_state: Any = None,
     deterministic: bool = False,
 ) -> Gradients:
     """The gradients of `attention`, for arrays that no library differentiates.
@@ -149,7 +152,8 @@ def attention_backward(
     numbers = options(
         softmax_scale, causal, window_size, softcap, deterministic, _is_top_left(align)
     )
-    if dropout_p and dropout_state is None:
+    dropped = dropout(dropout_p, dropout_state)
+    if dropped is not None and dropout_state is None:
         raise ValueError("dropout_state: must be the forward call's, since dropout_p is not 0")
     extras = Extras(
         alibi_slopes=alibi_slopes,
@@ -162,7 +166,7 @@ def attention_backward(
         seqused_q=seqused_q,
         seqused_k=seqused_k,
         longest=_longest(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k),
-        dropout=dropout(dropout_p, dropout_state),
+        dropout=dropped,
     )
     _check_layout(extras)
     results = backend(q).gradients(d_o, (q, k, v), o, lse, d_lse, numbers, extras)
@@ -203,6 +207,8 @@ def scaled_dot_product_attention(
 
 
 def _is_top_left(align: str) -> bool:
+    if not isinstance(align, str):
+        raise TypeError(f"align: is a {type(align).__name__}, but it must be a str")
     if align not in ("top-left", "bottom-right"):
         raise ValueError(f'align: {align!r}, but it must be "top-left" or "bottom-right"')
     return align == "top-left"

@@ -57,40 +57,53 @@ def options(
         softcap = _number(softcap, "softcap")
     left, right = window_size if window_size is UNBOUNDED else _sides(window_size)
     # Causal and a window: a key must be inside both.
-    if causal:
+    if flag(causal, "causal"):
         right = 0 if right == -1 else min(right, 0)
-    return softmax_scale, top_left, left, right, softcap, bool(deterministic)
+    return softmax_scale, top_left, left, right, softcap, flag(deterministic, "deterministic")
 
 
 def seed_and_offset(state: Any) -> tuple[int, int]:
     """A dropout's state as two integers."""
     try:
-        seed, offset = (operator.index(x) for x in state)
+        seed, offset = (_integer(x) for x in state)
     except (TypeError, ValueError):
-        kind = TypeError(f"dropout_state: {state!r}, but it must be two integers, (seed, offset)")
-        raise kind from None
+        kind = type(state).__name__
+        needs = "it must be two integers, (seed, offset)"
+        raise TypeError(f"dropout_state: is a {kind}, but {needs}") from None
     if not (0 <= seed < 2**64 and 0 <= offset < 2**64):
-        raise ValueError(
-            f"dropout_state: {state!r}, but it must be two integers from 0 to 2^64 - 1"
-        )
+        needs = "it must be two integers from 0 to 2^64 - 1"
+        raise ValueError(f"dropout_state: {(seed, offset)}, but {needs}")
     return seed, offset
 
 
 def dropout(probability: Any, state: Any = None) -> tuple[float, Any] | None:
     """The dropout of a call, or None where nothing is dropped."""
-    if isinstance(probability, (int, float)) and 0.0 <= probability <= 1.0:
-        return (float(probability), state) if probability else None
-    raise ValueError(f"dropout_p: {probability!r}, but it must be a number from 0 to 1")
+    if type(probability) is not float:
+        probability = _number(probability, "dropout_p")
+    if not 0.0 <= probability <= 1.0:
+        raise ValueError(f"dropout_p: {probability!r}, but it must be a number from 0 to 1")
+    return (probability, state) if probability else None
+
+
+def flag(value: Any, name: str) -> bool:
+    """An option that is set or not. What else could be meant as one is an argument out of place."""
+    if type(value) is bool:
+        return value
+    kind = type(value).__name__
+    if kind in ("bool", "bool_") or (type(value) is int and value in (0, 1)):
+        return bool(value)
+    raise TypeError(f"{name}: is a {kind}, but it must be True or False")
 
 
 def length(value: Any, name: str) -> int:
     """A length that the caller states."""
     try:
-        value = operator.index(value)
+        value = _integer(value)
     except TypeError:
-        raise TypeError(f"{name}: {value!r}, but it must be an integer") from None
-    if value < 0:
-        raise ValueError(f"{name}: {value}, but it must not be negative")
+        kind = type(value).__name__
+        raise TypeError(f"{name}: is a {kind}, but it must be an integer") from None
+    if not 0 <= value < 2**63:
+        raise ValueError(f"{name}: {value}, but it must be from 0 to 2^63 - 1")
     return value
 
 
@@ -176,22 +189,38 @@ def _find_backend(q: Any) -> Any:
 
 
 def _number(value: Any, name: str) -> float:
-    if not isinstance(value, str):
+    # float() reads words too, and True is more likely to be an argument out of place than a 1.
+    if not isinstance(value, (str, bytes, bytearray, bool)):
         try:
             return float(value)
-        except (TypeError, ValueError):
+        except OverflowError:
+            raise ValueError(f"{name}: {value!r} is beyond what a float holds") from None
+        except (TypeError, ValueError, RuntimeError):
             pass
     kind = type(value).__name__
     raise TypeError(f"{name}: is a {kind}, but it must be a number")
 
 
+def _integer(value: Any) -> int:
+    if isinstance(value, bool):
+        raise TypeError
+    return operator.index(value)
+
+
 def _sides(window_size: Any) -> tuple[int, int]:
     """Both sides of a window; the native side checks their values."""
+    if not isinstance(window_size, (tuple, list)):
+        kind = type(window_size).__name__
+        raise TypeError(f"window_size: is a {kind}, but it must be two integers, (left, right)")
+    if len(window_size) != 2:
+        had = len(window_size)
+        raise ValueError(f"window_size: has {had} sides, but it must have two, (left, right)")
+    left, right = window_size
     try:
-        left, right = window_size
-    except (TypeError, ValueError):
-        raise ValueError(f"window_size: {window_size!r}, but it must be two integers") from None
-    try:
-        return operator.index(left), operator.index(right)
+        left, right = _integer(left), _integer(right)
     except TypeError:
-        raise TypeError(f"window_size: {window_size!r}, but it must be two integers") from None
+        kinds = f"{type(left).__name__} and {type(right).__name__}"
+        raise TypeError(f"window_size: is of {kinds}, but it must be two integers") from None
+    if not -(2**63) <= min(left, right) <= max(left, right) < 2**63:
+        raise ValueError(f"window_size: {(left, right)}, but each must be under 2^63")
+    return left, right

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ._call import UNBOUNDED, Extras, backend, dropout, length, options
+from ._call import UNBOUNDED, Extras, backend, dropout, flag, length, options
 from ._probabilities import signed_probabilities
 
 
@@ -157,7 +157,11 @@ def flash_attn_varlen_qkvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_varlen_func` of q, k and v in one array, [tokens, 3, heads, head_dim]."""
+    """`flash_attn_varlen_func` of q, k and v in one array, whose gradient is one array too.
+
+    qkv is [tokens, 3, heads, head_dim]; cu_seqlens and max_seqlen are those of q and of k. The rest
+    is as in `flash_attn_varlen_func` and `flash_attn_func`.
+    """
     _check_packed(qkv, "qkv", 4, 3, "[token, 3, head, channel]")
     numbers = options(softmax_scale, causal, window_size, softcap, deterministic)
     extras = _packed((cu_seqlens,) * 2, (max_seqlen,) * 2, alibi_slopes, dropout_p)
@@ -180,7 +184,11 @@ def flash_attn_varlen_kvpacked_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
 ) -> Any:
-    """`flash_attn_varlen_func` of k and v in one array, [kv_tokens, 2, kv_heads, head_dim]."""
+    """`flash_attn_varlen_func` of k and v in one array, whose gradient is one array too.
+
+    kv is [kv_tokens, 2, kv_heads, head_dim]; the rest is as in `flash_attn_varlen_func` and
+    `flash_attn_func`.
+    """
     _check_packed(kv, "kv", 4, 2, "[token, 2, head, channel]")
     numbers = options(softmax_scale, causal, window_size, softcap, deterministic)
     extras = _packed(
@@ -199,7 +207,7 @@ def flash_attn_with_kvcache(*args: Any, **kwargs: Any) -> Any:
 
 def _result(tensors: tuple, numbers: tuple, extras: Extras | None, return_attn_probs: Any) -> Any:
     module = backend(tensors[0])
-    if not return_attn_probs:
+    if not flag(return_attn_probs, "return_attn_probs"):
         return module.attend(tensors, numbers, extras, False)[0]
     if extras is None or extras.dropout is None:
         return *module.attend(tensors, numbers, extras, True), None
@@ -210,9 +218,10 @@ def _result(tensors: tuple, numbers: tuple, extras: Extras | None, return_attn_p
 
 
 def _extras(slopes: Any, dropout_p: Any) -> Extras | None:
-    if slopes is None and dropout_p == 0.0:
+    dropped = dropout(dropout_p)
+    if slopes is None and dropped is None:
         return None
-    return Extras(alibi_slopes=slopes, dropout=dropout(dropout_p))
+    return Extras(alibi_slopes=slopes, dropout=dropped)
 
 
 def _packed(cumulative: tuple, longest: tuple, slopes: Any, dropout_p: float) -> Extras:

@@ -31,7 +31,7 @@ def signed_probabilities(module: Any, tensors: tuple, numbers: tuple, extras: Ex
         v = module.one_hot(columns, first, end, k)
         dropped, _ = module.attend((q, k, v), numbers, extras, False)
         whole, _ = module.attend((q, k, v), numbers, without, False)
-        weights[..., first:end] = module.where(dropped > 0, whole, -whole)
+        weights[..., first:end] = module.where((dropped == 0) & (whole > 0), -whole, whole)
     if not is_packed:
         return weights.swapaxes(1, 2)
     result = module.zeros((len(rows), q.shape[1], *extras.longest), q)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import metadata
 from typing import Any
 
 from . import _native
-from ._call import UNBOUNDED, Extras, backend, options
+from ._call import UNBOUNDED, Extras, backend, flag, length, options
 
 
 def explain(
@@ -59,20 +60,23 @@ def kernel_name(
         device: CUDA ordinal, or -1 for the CPU. None is torch's current device if torch has one
             in use, else the first CUDA device, else the CPU.
     """
-    sizes = (
-        batch,
-        q_len,
-        kv_len,
-        q_heads,
-        q_heads if kv_heads is None else kv_heads,
-        head_dim,
-        head_dim if value_dim is None else value_dim,
-    )
-    name = getattr(dtype, "name", None) or str(dtype)
-    device = _default_device() if device is None else device
-    return _native.kernel_name(
-        direction, name.replace("torch.", ""), (bool(causal), bool(deterministic)), sizes, device
-    )
+    if not isinstance(direction, str):
+        raise TypeError(f"direction: is a {type(direction).__name__}, but it must be a str")
+    named = {
+        "batch": batch,
+        "q_len": q_len,
+        "kv_len": kv_len,
+        "q_heads": q_heads,
+        "kv_heads": q_heads if kv_heads is None else kv_heads,
+        "head_dim": head_dim,
+        "value_dim": head_dim if value_dim is None else value_dim,
+    }
+    sizes: Any = tuple(length(size, name) for name, size in named.items())
+    options = (flag(causal, "causal"), flag(deterministic, "deterministic"))
+    ordinal = _default_device() if device is None else device
+    if ordinal != -1 and length(ordinal, "device") >= 2**31:
+        raise ValueError(f"device: {ordinal}, but it must be a CUDA ordinal, or -1 for the CPU")
+    return _native.kernel_name(direction, _dtype_name(dtype), options, sizes, ordinal)
 
 
 def is_available() -> bool:
@@ -90,10 +94,24 @@ def doctor() -> str:
     """
     versions = [f"python     {sys.version.split()[0]}"]
     for name in ("numpy", "torch"):
-        module = sys.modules.get(name)
-        found = "not imported" if module is None else module.__version__
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found = "not installed"
+        else:
+            found += "" if name in sys.modules else ", not imported"
         versions.append(f"{name:<10} {found}")
     return _native.doctor() + "\n".join(versions)
+
+
+def _dtype_name(dtype: Any) -> str:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(dtype, torch.dtype):
+        return str(dtype).rpartition(".")[2]
+    name = dtype if isinstance(dtype, str) else getattr(dtype, "name", None)
+    if not isinstance(name, str):
+        raise TypeError(f"dtype: is a {type(dtype).__name__}, but it must be a dtype or its name")
+    return name
 
 
 def _default_device() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._attention import attention
+from ._call import flag
 
 # How this function spells the arguments of `attention`.
 _NAMES = {
@@ -15,6 +16,7 @@ _NAMES = {
     "bias": "attn_mask",
     "mask": "attn_mask",
     "softmax_scale": "scale",
+    "causal": "is_causal",
 }
 
 
@@ -33,12 +35,12 @@ def attend(
     for name, tensor in (("key", key), ("value", value)):
         if _axes(tensor, name) != axes:
             raise ValueError(f"{name}: has {tensor.ndim} axes, but query has {axes}")
-    if is_causal and attn_mask is not None:
+    if flag(is_causal, "is_causal") and attn_mask is not None:
         raise ValueError("attn_mask: must be None where is_causal is set")
     # Leading axes that are left out, as axes of size 1.
     added = (None,) * (4 - axes)
     q, k, v = (x[added].swapaxes(1, 2) for x in (query, key, value))
-    if not enable_gqa and k.shape[2] != q.shape[2]:
+    if not flag(enable_gqa, "enable_gqa") and k.shape[2] != q.shape[2]:
         had, needs = k.shape[2], q.shape[2]
         raise ValueError(f"key: has {had} heads and query {needs}; that needs enable_gqa=True")
     bias, mask = (None, None) if attn_mask is None else bias_or_mask(attn_mask, q.shape, k.shape)
