@@ -93,9 +93,9 @@ pub(crate) fn choose(
     Ok(Choice { spec, fallback, reason, rejected })
 }
 
-/// Smaller is better: the family made for the device, then padded channels, then, of backward
-/// kernels, more shared memory, then the mask class.
-fn preference(spec: &KernelSpec) -> (u32, u32, Reverse<u32>, MaskClass) {
+/// Smaller is better: the family made for the device, then padded channels, then none of the
+/// options, then, of backward kernels, more shared memory, then the mask class.
+fn preference(spec: &KernelSpec) -> (u32, u32, bool, Reverse<u32>, MaskClass) {
     let family = match spec.family {
         Family::Hopper => 0,
         Family::Portable => 1,
@@ -103,7 +103,7 @@ fn preference(spec: &KernelSpec) -> (u32, u32, Reverse<u32>, MaskClass) {
     let channels = spec.tile.head_dim + spec.tile.value_dim;
     // Forward, shared memory follows the mask class.
     let shared = if spec.direction == Direction::Forward { 0 } else { spec.shared_bytes };
-    (family, channels, Reverse(shared), spec.mask)
+    (family, channels, spec.has_options(), Reverse(shared), spec.mask)
 }
 
 /// What a kernel of class `full` lacks first.
@@ -187,7 +187,7 @@ fn obstacle(
     }
     let blocks = match spec.direction {
         Direction::Forward => query_blocks(attention, spec).map(|(blocks, heads)| blocks * heads),
-        _ => most_blocks(shape, spec),
+        _ => most_blocks(attention, spec),
     };
     if blocks.is_none_or(|blocks| blocks > MAX_BLOCKS) {
         return Some(format!("the grid would have more than {MAX_BLOCKS} blocks; split the batch"));
