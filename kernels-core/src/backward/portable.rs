@@ -22,7 +22,7 @@ pub struct PortableBackwardPlan {
     /// Warps that own the same keys: each forms Sᵀ and dPᵀ for a part of the queries, and dK and
     /// dV for a part of the channels.
     pub splits: u32,
-    /// Queries whose scores a warp may hold at a time.
+    /// Queries whose scores a warp holds at a time.
     pub queries_at_once: u32,
     /// 16-row tiles of dQ that a warp forms.
     pub dq_row_tiles: u32,
@@ -159,16 +159,12 @@ pub trait PortableBackwardTiling: Tiling {
     type QueryGradient: Fragment;
     /// Of V, as A operands; empty where V stays in shared memory.
     type Values: Fragment<u32>;
-    /// Queries whose scores a warp holds at a time: the plan's, or fewer where options take
-    /// registers.
-    const QUERIES_AT_ONCE: u32;
     /// Holds when the fragments have the lengths that the shape implies.
     const PORTABLE_CHECKED: () = {
         let tile = Self::SHAPE;
         let plan = PortableBackwardPlan::new(tile);
         let row = plan.row_tiles * 4;
-        assert!(Self::Scores::LEN as u32 == row * Self::QUERIES_AT_ONCE / 8);
-        assert!(Self::QUERIES_AT_ONCE <= plan.queries_at_once);
+        assert!(Self::Scores::LEN as u32 == row * plan.queries_at_once / 8);
         assert!(Self::KeyGradient::LEN as u32 == row * plan.owned(tile.head_dim) / 8);
         assert!(Self::ValueGradient::LEN as u32 == row * plan.owned(tile.value_dim) / 8);
         let dq = plan.dq_row_tiles * 4 * plan.dq_columns / 8;
@@ -179,7 +175,7 @@ pub trait PortableBackwardTiling: Tiling {
         assert!(plan.owned(tile.head_dim).is_multiple_of(16));
         assert!(plan.owned(tile.value_dim).is_multiple_of(16));
         assert!(plan.dq_columns.is_multiple_of(16));
-        assert!(tile.q_rows.is_multiple_of(plan.splits * Self::QUERIES_AT_ONCE));
+        assert!(tile.q_rows.is_multiple_of(plan.splits * plan.queries_at_once));
         assert!(tile.stages == 1 || tile.stages == 2);
     };
 }

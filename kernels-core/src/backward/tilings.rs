@@ -32,7 +32,7 @@ impl Tiling for BackwardRows {
 macro_rules! portable_tilings {
     ($($name:ident: $rows:literal x $keys:literal, dims $dim:literal $value_dim:literal,
        warps $warps:literal, stages $stages:literal, blocks $blocks:literal,
-       $(queries $queries:literal,)? $reason:literal;)*) => {
+       $reason:literal;)*) => {
         $(
             #[doc = $reason]
             #[derive(Clone, Copy, Debug)]
@@ -40,7 +40,6 @@ macro_rules! portable_tilings {
 
             impl $name {
                 const PLAN: PortableBackwardPlan = PortableBackwardPlan::new(Self::SHAPE);
-                const QUERIES: u32 = [$($queries,)? Self::PLAN.queries_at_once][0];
             }
 
             impl Tiling for $name {
@@ -58,7 +57,7 @@ macro_rules! portable_tilings {
 
             impl PortableBackwardTiling for $name {
                 type Scores =
-                    [f32; ($name::PLAN.row_tiles * $name::QUERIES / 2) as usize];
+                    [f32; ($name::PLAN.row_tiles * $name::PLAN.queries_at_once / 2) as usize];
                 type KeyGradient =
                     [f32; ($name::PLAN.row_tiles * $name::PLAN.owned($dim) / 2) as usize];
                 type ValueGradient =
@@ -67,7 +66,6 @@ macro_rules! portable_tilings {
                     [f32; ($name::PLAN.dq_row_tiles * $name::PLAN.dq_columns / 2) as usize];
                 type Values =
                     [u32; if $name::PLAN.values_in_registers { $value_dim / 4 } else { 0 }];
-                const QUERIES_AT_ONCE: u32 = $name::QUERIES;
             }
 
             const _: () = $name::PORTABLE_CHECKED;
@@ -84,8 +82,6 @@ portable_tilings! {
         "16 keys a warp; 96 gradients and 24 operands of V leave room for two dO tiles in 91 KB.";
     PortableBackward128: 64 x 128, dims 128 128, warps 8, stages 1, blocks 1,
         "16 keys a warp; 128 gradients and 32 operands of V; one dO tile, so that 98 KB hold it.";
-    OptionsBackward128: 32 x 128, dims 128 128, warps 8, stages 2, blocks 1, queries 16,
-        "Half the rows of a call without options: 16 values of dQ and 16 of scores less; 74 KB.";
     PortableBackward192: 32 x 64, dims 192 192, warps 8, stages 2, blocks 1,
         "Two warps share 16 keys, 96 channels of dK and dV each; 32 rows keep it within 82 KB.";
     PortableBackward256: 32 x 64, dims 256 256, warps 8, stages 1, blocks 1,

@@ -133,10 +133,6 @@ macro_rules! kernel_table {
             portable_backward_d64_f16_masked = Portable Backward<PortableBackward64, F16, Masked>;
             portable_backward_d96_bf16_masked = Portable Backward<PortableBackward96, Bf16, Masked>;
             portable_backward_d96_f16_masked = Portable Backward<PortableBackward96, F16, Masked>;
-            portable_backward_d128_bf16_masked =
-                Portable Backward<OptionsBackward128, Bf16, Masked>;
-            portable_backward_d128_f16_masked =
-                Portable Backward<OptionsBackward128, F16, Masked>;
             portable_backward_d192_bf16_masked =
                 Portable Backward<PortableBackward192, Bf16, Masked>;
             portable_backward_d192_f16_masked = Portable Backward<PortableBackward192, F16, Masked>;
@@ -164,10 +160,6 @@ macro_rules! kernel_table {
             portable_backward_d96_bf16_general =
                 Portable Backward<PortableBackward96, Bf16, General>;
             portable_backward_d96_f16_general = Portable Backward<PortableBackward96, F16, General>;
-            portable_backward_d128_bf16_general =
-                Portable Backward<OptionsBackward128, Bf16, General>;
-            portable_backward_d128_f16_general =
-                Portable Backward<OptionsBackward128, F16, General>;
             portable_backward_d192_bf16_general =
                 Portable Backward<PortableBackward192, Bf16, General>;
             portable_backward_d192_f16_general =

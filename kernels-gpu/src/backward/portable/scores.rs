@@ -10,9 +10,9 @@ use crate::ptx::thread::opaque;
 use crate::tile::{LaneAddress, PairAddress, accumulate};
 
 impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
-    pub(super) const QUERIES: u32 = T::QUERIES_AT_ONCE;
+    pub(super) const QUERIES: u32 = Self::PLAN.queries_at_once;
     /// Tiles of 8 queries held at a time.
-    pub(super) const QUERY_TILES: usize = T::QUERIES_AT_ONCE as usize / 8;
+    pub(super) const QUERY_TILES: usize = Self::PLAN.queries_at_once as usize / 8;
 
     /// Index of a lane's score: its key `half`, 8 apart, and its query `column`, of every 8 two.
     #[inline(always)]
