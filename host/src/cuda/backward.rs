@@ -180,8 +180,7 @@ impl<'a> Call<'a> {
 
     /// Whether there are query rows: without any, dK and dV are zero and nothing is summed.
     fn has_rows(&self) -> bool {
-        let (rows, heads) = self.query_rows();
-        rows > 0 && heads > 0
+        self.query_rows().0 > 0 && self.query_rows().1 > 0
     }
 
     /// # Safety
@@ -223,7 +222,6 @@ impl<'a> Call<'a> {
                 bias_gradient: score_tensor(self.dbias),
                 bias_dims: self.dbias.map_or([0; 4], dims),
             };
-            // The bias' gradient is cleared even where there are no rows.
             kernel.launch(device, stream, blocks.max(1), &params)
         }
     }
@@ -240,7 +238,7 @@ impl<'a> Call<'a> {
     ) -> Result<()> {
         let dq = self.dq.filter(|_| self.has_rows());
         let q_heads = self.attention.shape.q_heads as u32;
-        let sinks = if self.dsink.is_some() { q_heads } else { 0 };
+        let sinks = self.dsink.map_or(0, |_| q_heads);
         if dq.is_none() && sinks == 0 {
             return Ok(());
         }
