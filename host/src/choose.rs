@@ -104,9 +104,13 @@ pub(crate) fn choose(
 /// diagonal is much of the work, and gain 1 % at 4096 and 3 to 6 % from 8192 on.
 const MANY_KEYS: usize = 4096;
 
-/// Smaller is better: the family made for the device, then padded channels, then, of backward
-/// kernels, more shared memory, then the mask class, then, of forward kernels, the width of a tile.
-fn preference(spec: &KernelSpec, keys: usize) -> (u32, u32, Reverse<u32>, MaskClass, u32) {
+/// Smaller is better: the family made for the device, then padded channels, then none of the
+/// options, then, of backward kernels, more shared memory, then the mask class, then, of forward
+/// kernels, the width of a tile.
+fn preference(
+    spec: &KernelSpec,
+    keys: usize,
+) -> (u32, u32, bool, Reverse<u32>, MaskClass, u32) {
     let family = match spec.family {
         Family::Hopper => 0,
         Family::Portable => 1,
@@ -116,7 +120,7 @@ fn preference(spec: &KernelSpec, keys: usize) -> (u32, u32, Reverse<u32>, MaskCl
     let shared = if spec.direction == Direction::Forward { 0 } else { spec.shared_bytes };
     let width = spec.tile.kv_columns;
     let width = if keys < MANY_KEYS { width } else { u32::MAX - width };
-    (family, channels, Reverse(shared), spec.mask, width)
+    (family, channels, spec.has_options(), Reverse(shared), spec.mask, width)
 }
 
 /// What a kernel of class `full` lacks first.
@@ -200,7 +204,7 @@ fn obstacle(
     }
     let blocks = match spec.direction {
         Direction::Forward => query_blocks(attention, spec).map(|(blocks, heads)| blocks * heads),
-        _ => most_blocks(shape, spec),
+        _ => most_blocks(attention, spec),
     };
     if blocks.is_none_or(|blocks| blocks > MAX_BLOCKS) {
         return Some(format!("the grid would have more than {MAX_BLOCKS} blocks; split the batch"));

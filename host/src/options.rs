@@ -75,17 +75,6 @@ impl OptionTensors<'_, '_> {
                 check(name, &tensor.raw, dims, size_of::<f32>())?;
             }
         }
-        // Kernels look up the slope of a row before they know whether an item holds it.
-        if let (Some((slopes, _)), Some(_)) = (&self.alibi_slopes, self.packed)
-            && slopes.dims().len() == 2
-            && attention.shape.batch > 1
-        {
-            return Err(Error::argument(
-                "alibi_slopes",
-                format!("{:?}", slopes.dims()),
-                "[q_heads] where items are packed, on a GPU",
-            ));
-        }
         if let Some((mask, dims)) = &self.boolean_mask {
             check("boolean_mask", &mask.raw, dims, size_of::<u8>())?;
         }
@@ -135,51 +124,5 @@ fn declared<'t, T>(
             problem: "it was given, but the call's options do not declare it",
         }),
         (tensor, _) => Ok(tensor.as_ref()),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::attention::Shape;
-    use crate::tensor::contiguous_strides;
-    use half::bf16;
-
-    /// A tensor that is checked and never read.
-    fn unread<T>(dims: &[usize]) -> TensorRef<'static, T> {
-        let address = std::ptr::without_provenance(4096);
-        // SAFETY: nothing reads it.
-        let view = unsafe {
-            TensorRef::from_raw(address, dims, &contiguous_strides(dims), Place::Cuda(0))
-        };
-        view.expect("at most four axes")
-    }
-
-    #[test]
-    fn slopes_of_each_packed_item_are_refused_on_a_device() {
-        let (batch, q_heads, tokens) = (2, 4, 9);
-        let shape =
-            Shape { batch, q_heads, kv_heads: 2, q_len: 5, kv_len: 5, head_dim: 64, value_dim: 64 };
-        let packed = Layout::Packed { q_tokens: tokens, kv_tokens: tokens };
-        let check = |layout, slopes: &[usize]| {
-            let attention = Attention::new(shape).layout(layout).alibi();
-            let mut inputs =
-                Inputs::<bf16>::new(unread(&[tokens]), unread(&[tokens]), unread(&[tokens]));
-            inputs.alibi_slopes = Some(unread(slopes));
-            inputs.packed = (layout == packed).then(|| Packed {
-                cu_q: Lengths::Device(unread(&[batch + 1])),
-                cu_k: Lengths::Device(unread(&[batch + 1])),
-                used_q: None,
-                used_k: None,
-            });
-            let tensors = OptionTensors::new(&attention, &inputs)?;
-            tensors.check_on_device(&attention, Place::Cuda(0), |_, _, _, _| Ok(()))
-        };
-        check(packed, &[q_heads]).expect("slopes that all items share");
-        check(Layout::Dense, &[batch, q_heads]).expect("items that are not packed");
-        match check(packed, &[batch, q_heads]) {
-            Err(Error::Argument { argument: "alibi_slopes", .. }) => {}
-            other => panic!("{other:?}"),
-        }
     }
 }

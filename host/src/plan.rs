@@ -44,8 +44,9 @@ pub struct WorkspaceBytes {
     /// Of [`Plan::run_into`].
     pub forward: usize,
     /// Of [`Plan::backward_into`]: the f32 sums of dQ and two values a query row, at most
-    /// 4·D̂·B·Hq·Sq + 8·B·Hq·Sq with D̂ the compiled head dimension and Sq rounded up to a tile,
-    /// and counters: a few, and where sums are ordered one for each tile of query rows.
+    /// 4·D̂·B·Hq·Sq + 8·B·Hq·Sq with D̂ the compiled head dimension and Sq rounded up to a tile
+    /// (of packed items B·Sq is their tokens), and counters: a few, and where sums are ordered one
+    /// for each tile of query rows.
     pub backward: usize,
 }
 
@@ -228,10 +229,12 @@ impl<T: Element> Plan<T> {
     }
 
     /// As [`Plan::backward_into`], with a workspace of the library's own where one is needed,
-    /// allocated on `stream` for the call.
+    /// allocated on `stream` for the call. Lengths in host memory are copied to a device in the
+    /// stream's order.
     ///
     /// # Errors
-    /// As [`Plan::backward_into`], and [`Error::OutOfMemory`].
+    /// As [`Plan::backward_into`], and [`Error::OutOfMemory`]; [`Error::Argument`] for lengths in
+    /// host memory while the stream is captured.
     pub fn backward(
         &self,
         stream: &Stream,
@@ -240,16 +243,21 @@ impl<T: Element> Plan<T> {
         d_lse: Option<&TensorRef<'_, f32>>,
         gradients: &mut Gradients<'_, T>,
     ) -> Result<()> {
-        let bytes = self.workspace().backward;
-        match &self.backend {
-            Backend::Cuda(kernels) if bytes > 0 => {
-                let handle = stream.handle(self.place)?;
-                self.check_backward(saved, d_o, d_lse, gradients, handle)?;
+        let Backend::Cuda(kernels) = &self.backend else {
+            return self.backward_into(stream, saved, d_o, d_lse, gradients, Workspace::none());
+        };
+        let handle = stream.handle(self.place)?;
+        let mut saved = saved.reborrow();
+        let lengths = &mut saved.inputs;
+        let _lengths = upload_lengths(&kernels.device, handle, &self.attention, lengths)?;
+        match self.workspace().backward {
+            0 => self.backward_into(stream, &saved, d_o, d_lse, gradients, Workspace::none()),
+            bytes => {
+                self.check_backward(&saved, d_o, d_lse, gradients, handle)?;
                 let memory = Scratch::new(&kernels.device, handle, bytes)?;
                 let workspace = Workspace::of(&memory)?;
-                self.backward_into(stream, saved, d_o, d_lse, gradients, workspace)
+                self.backward_into(stream, &saved, d_o, d_lse, gradients, workspace)
             }
-            _ => self.backward_into(stream, saved, d_o, d_lse, gradients, Workspace::none()),
         }
     }
 
@@ -257,11 +265,12 @@ impl<T: Element> Plan<T> {
     /// if there is one. On a CUDA device the work is queued on `stream` as three kernels: nothing
     /// is allocated, copied or waited for, so the call may be captured in a graph. `workspace`
     /// holds at least [`Plan::workspace`]'s bytes, whatever is in them; calls that may overlap need
-    /// one each.
+    /// one each. Lengths lie on the device; [`Plan::backward`] copies them there.
     ///
     /// # Errors
     /// As [`Plan::run_into`]; [`Error::Unsupported`] where the plan has no backward kernels, with
-    /// the reasons.
+    /// the reasons, and for a deterministic gradient of a bias that is summed over an axis, whose
+    /// parts a GPU adds in no fixed order.
     pub fn backward_into(
         &self,
         stream: &Stream,
@@ -281,9 +290,12 @@ impl<T: Element> Plan<T> {
         let backward = kernels.backward.as_ref().map_err(Clone::clone)?;
         self.check_backward(saved, d_o, d_lse, gradients, handle)?;
         let workspace = self.check_workspace(&workspace, self.workspace().backward, handle)?;
+        let Gradients { dq, dk, dv, dbias, dsink } = &*gradients;
+        let is_wanted = dq.is_some() || dk.is_some() || dv.is_some();
+        let is_option_wanted = dbias.is_some() || dsink.is_some();
         let shape = &self.attention.shape;
-        let is_wanted = gradients.dq.is_some() || gradients.dk.is_some() || gradients.dv.is_some();
-        if shape.batch * shape.kv_heads == 0 || !is_wanted {
+        let is_empty = shape.batch == 0 || shape.kv_heads == 0;
+        if (is_empty || !is_wanted) && !is_option_wanted {
             return Ok(());
         }
         let call = backward::Call::new(&self.attention, saved, d_o, d_lse, gradients, workspace);

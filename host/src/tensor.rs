@@ -240,6 +240,11 @@ impl<'a, T> TensorRef<'a, T> {
         Ok(Self { raw, _order: None, _life: PhantomData })
     }
 
+    /// The same tensor for a shorter time; this one keeps the guard that orders its accesses.
+    pub(crate) fn reborrow(&self) -> TensorRef<'_, T> {
+        TensorRef { raw: self.raw, _order: None, _life: PhantomData }
+    }
+
     /// Dimensions.
     pub fn dims(&self) -> &[usize] {
         self.raw.dims()
@@ -376,10 +381,8 @@ mod tests {
         assert!(TensorRef::host(&data, &[2, 3, 4]).is_ok());
         assert!(TensorRef::host_strided(&data, &[5, 4], &[0, 1]).is_ok());
         let outside = TensorRef::host_strided(&data, &[2, 4], &[21, 1]).err();
-        assert_eq!(
-            outside,
-            Some(Error::OutOfBounds { tensor: "tensor", first: 0, last: 24, elements: 24 })
-        );
+        let error = Error::OutOfBounds { tensor: "tensor", first: 0, last: 24, elements: 24 };
+        assert_eq!(outside, Some(error));
         let huge = TensorRef::host_strided(&data, &[3, 4], &[i64::MAX, 1]).err();
         assert!(matches!(huge, Some(Error::OutOfBounds { .. })));
         assert!(TensorRef::host_strided(&data, &[2, 4], &[-4, 1]).is_err());

@@ -9,7 +9,8 @@
 //! `⌈n / q_rows⌉` slots, and since `⌊a⌋ + ⌈b⌉ ≤ ⌊a + b⌋ + 1` the next item's first slot lies past
 //! them: no two blocks share rows. Tokens / q_rows + items + 1 slots are enough, whatever the
 //! lengths; a slot between two items has nothing to do. The last one more is for rows past
-//! `cu_q[items]`, which belong to no item, see no key, and are written like any other.
+//! `cu_q[items]`, which belong to no item, see no key, and are written like any other. Key blocks,
+//! which backward kernels own, are numbered alike by `cu_k`.
 
 use crate::visibility::{Align, Visibility};
 
@@ -54,6 +55,8 @@ pub struct Item {
     pub q_rows: u32,
     /// Its first key, on the row axis of k and v.
     pub first_k: u32,
+    /// Its rows of k and v, used or not: all of their gradients are written.
+    pub kv_rows: u32,
     /// What its rows see; holds the lengths used.
     pub visible: Visibility,
 }
@@ -70,14 +73,30 @@ impl Items {
         self.q_tokens as u64 / q_rows as u64 + self.count as u64 + 1
     }
 
-    /// First slot of packed item `index`, up to `count`. `read` gives value `i` of the i32 array at
+    /// Slots of the key blocks of all packed items.
+    pub const fn kv_slots(&self, kv_columns: u32) -> u64 {
+        self.kv_tokens as u64 / kv_columns as u64 + self.count as u64 + 1
+    }
+
+    /// First slot of the query blocks of packed item `index`, up to `count`. `read` gives value `i` of the i32 array at
     /// an address.
     #[inline(always)]
     pub fn first_slot(&self, index: u32, q_rows: u32, read: impl Fn(u64, u32) -> i32) -> u32 {
         clamp(read(self.cu_q, index), 0, self.q_tokens) / q_rows + index
     }
 
-    /// Item `index`. Number `count` is the rows past the last packed item, without a key.
+    /// First slot of the key blocks of packed item `index`, as [`Self::first_slot`].
+    #[inline(always)]
+    pub fn first_kv_slot(
+        &self,
+        index: u32,
+        kv_columns: u32,
+        read: impl Fn(u64, u32) -> i32,
+    ) -> u32 {
+        clamp(read(self.cu_k, index), 0, self.kv_tokens) / kv_columns + index
+    }
+
+    /// Item `index`. Number `count` is the rows past the last packed item, which see nothing.
     #[inline(always)]
     pub fn item(&self, index: u32, read: impl Fn(u64, u32) -> i32) -> Item {
         let used = |array: u64, length: u32| {
@@ -86,21 +105,22 @@ impl Items {
         if !self.is_packed() {
             let kv_len = used(self.used_k, self.kv_len);
             let visible = self.visible(self.q_len, kv_len);
-            let q_rows = self.q_len;
-            return Item { batch: index, first_q: 0, q_rows, first_k: 0, visible };
+            let (q_rows, kv_rows) = (self.q_len, self.kv_len);
+            return Item { batch: index, first_q: 0, q_rows, first_k: 0, kv_rows, visible };
         }
         let first_q = clamp(read(self.cu_q, index), 0, self.q_tokens);
-        if index >= self.count {
-            let q_rows = self.q_tokens - first_q;
-            let visible = self.visible(0, 0);
-            return Item { batch: 0, first_q, q_rows, first_k: 0, visible };
-        }
         let first_k = clamp(read(self.cu_k, index), 0, self.kv_tokens);
+        if index >= self.count {
+            let (q_rows, kv_rows) = (self.q_tokens - first_q, self.kv_tokens - first_k);
+            let visible = self.visible(0, 0);
+            return Item { batch: 0, first_q, q_rows, first_k, kv_rows, visible };
+        }
         let q_rows = clamp(read(self.cu_q, index + 1), first_q, self.q_tokens) - first_q;
-        let keys = clamp(read(self.cu_k, index + 1), first_k, self.kv_tokens) - first_k;
+        let kv_rows = clamp(read(self.cu_k, index + 1), first_k, self.kv_tokens) - first_k;
         let q_len = used(self.used_q, q_rows).min(self.q_len);
-        let kv_len = used(self.used_k, keys).min(self.kv_len);
-        Item { batch: 0, first_q, q_rows, first_k, visible: self.visible(q_len, kv_len) }
+        let kv_len = used(self.used_k, kv_rows).min(self.kv_len);
+        let visible = self.visible(q_len, kv_len);
+        Item { batch: 0, first_q, q_rows, first_k, kv_rows, visible }
     }
 
     #[inline(always)]
@@ -178,12 +198,16 @@ mod tests {
         }
     }
 
-    /// The item of a slot, as the lanes of a warp find it.
+    /// The item of a slot of query blocks, as the lanes of a warp find it.
     fn find(items: &Items, slot: u32, q_rows: u32, read: impl Fn(u64, u32) -> i32 + Copy) -> u32 {
+        find_by(items, slot, |item| items.first_slot(item, q_rows, read))
+    }
+
+    fn find_by(items: &Items, slot: u32, first_slot: impl Fn(u32) -> u32) -> u32 {
         let mut search = ItemSearch::new(items);
         while search.count > 1 {
             let votes = (0..32).fold(0, |votes, lane| {
-                let is_reached = |item| items.first_slot(item, q_rows, read) <= slot;
+                let is_reached = |item| first_slot(item) <= slot;
                 votes | u32::from(search.candidate(lane).is_some_and(is_reached)) << lane
             });
             search = search.narrowed(votes);
@@ -192,7 +216,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every row of every item, and every row past them, is in exactly one block.
+        /// Every row of every item, and every row past them, is in exactly one block; every key,
+        /// in exactly one block of keys.
         #[test]
         fn every_row_has_one_block(
             lengths in prop::collection::vec(prop_oneof![Just(0_i32), 0..40_i32], 0..90),
@@ -208,6 +233,18 @@ mod tests {
                 _ => i32::MAX,
             };
             let mut owners = vec![0; TOKENS as usize];
+            let mut key_owners = vec![0; TOKENS as usize];
+            for slot in 0..items.kv_slots(q_rows) as u32 {
+                let first_slot = |item| items.first_kv_slot(item, q_rows, read);
+                let index = find_by(&items, slot, first_slot);
+                let item = items.item(index, read);
+                let kv_block = slot - first_slot(index);
+                let keys = [kv_block, kv_block + 1].map(|b| (b * q_rows).min(item.kv_rows));
+                for key in keys[0]..keys[1] {
+                    key_owners[(item.first_k + key) as usize] += 1;
+                }
+            }
+            prop_assert!(key_owners.iter().all(|owners| *owners == 1));
             for slot in 0..items.slots(q_rows) as u32 {
                 let index = find(&items, slot, q_rows, read);
                 let item = items.item(index, read);
@@ -235,7 +272,8 @@ mod tests {
             let item = items.item(index, read);
             prop_assert!(item.first_q + item.q_rows <= TOKENS);
             prop_assert!(item.visible.q_len <= item.q_rows);
-            prop_assert!(item.first_k + item.visible.kv_len <= TOKENS);
+            prop_assert!(item.first_k + item.kv_rows <= TOKENS);
+            prop_assert!(item.visible.kv_len <= item.kv_rows);
         }
     }
 

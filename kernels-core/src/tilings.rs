@@ -58,7 +58,7 @@ tilings! {
     Portable128: 128 x 48, dims 128 128, warps 4, stages 2, blocks 2,
         "32 rows a warp; 128 + 48 accumulators, since 64 scores spill; 80 KB, two blocks.";
     General128: 128 x 32, dims 128 128, warps 4, stages 2, blocks 2,
-        "As Portable128, with fewer scores: biases and dropout need registers as well; 64 KB.";
+        "As Portable128, with fewer scores: options need registers as well; 64 KB.";
     Portable192: 64 x 64, dims 192 192, warps 4, stages 1, blocks 2,
         "16 rows a warp, since 32 would need 192 output values; one stage in 72 KB, two blocks.";
     Portable256: 64 x 64, dims 256 256, warps 4, stages 1, blocks 2,

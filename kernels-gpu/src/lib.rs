@@ -3,6 +3,7 @@
 //! | module | what is in it |
 //! | --- | --- |
 //! | [`ptx`] | one thin wrapper per instruction; the only place with `asm!` |
+//! | [`options`] | what kernels with options share |
 //! | [`ring`] | what the hopper kernels share: rings of slots |
 //! | [`tile`] | moving tiles between global memory, shared memory and registers |
 //! | [`forward`] | the forward kernels |
@@ -30,6 +31,7 @@
 
 pub mod backward;
 pub mod forward;
+pub mod options;
 pub mod ptx;
 pub mod ring;
 pub mod tile;
@@ -69,6 +71,28 @@ macro_rules! entry {
         entry_point!("portable_forward"
             $name(params: ferroflash_core::params::PortableForwardParams) =
             forward::portable::block::<tilings::$tiling, axes::$element, axes::$mask>);
+    };
+    ($name:ident Portable Preprocess $tiling:ident $element:ident Masked) => {
+        entry_point!("portable_backward_options"
+            $name(params: ferroflash_core::backward::params::options::PreprocessMaskedParams) =
+            backward::stages::preprocess::<axes::$element>);
+    };
+    ($name:ident Portable Backward $tiling:ident $element:ident Masked) => {
+        entry_point!("portable_backward_options"
+            $name(params:
+                ferroflash_core::backward::params::options::PortableMaskedBackwardParams) =
+            backward::portable::masked_block::<tilings::$tiling, axes::$element, axes::Masked>);
+    };
+    ($name:ident Portable Backward $tiling:ident $element:ident General) => {
+        entry_point!("portable_backward_options"
+            $name(params:
+                ferroflash_core::backward::params::options::PortableMaskedBackwardParams) =
+            backward::portable::masked_block::<tilings::$tiling, axes::$element, axes::General>);
+    };
+    ($name:ident Portable Convert $tiling:ident $element:ident Masked) => {
+        entry_point!("portable_backward_options"
+            $name(params: ferroflash_core::backward::params::options::ConvertMaskedParams) =
+            backward::stages::convert::<axes::$element>);
     };
     ($name:ident Portable Preprocess $tiling:ident $element:ident $mask:ident) => {
         entry_point!("portable_backward"

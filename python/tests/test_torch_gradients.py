@@ -86,14 +86,9 @@ def test_options(case):
 
 @gpu
 @pytest.mark.parametrize("case", [name for name in option_cases("cpu") if name != "scale"])
-def test_options_on_a_gpu_are_right_or_refused(case):
+def test_options_on_a_gpu(case):
     q, k, v = tensors(2, 33, 50, 4, 2, 64, dtype=torch.float16, device="cuda")
-    options = option_cases("cuda")[case]
-    names = {"window_size", "cu_seqlens_q"} | options.keys() | options.get("inputs", {}).keys()
-    try:
-        check(q, k, v, **options)
-    except NotImplementedError as refusal:
-        assert set(str(refusal).partition(":")[0].split(", ")) <= names
+    check(q, k, v, **option_cases("cuda")[case])
 
 
 @pytest.mark.parametrize("wanted", ["q", "k", "v", "qk", "kv", "qv"])

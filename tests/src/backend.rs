@@ -155,7 +155,7 @@ pub fn tiled_forward<T: Real>(
 }
 
 /// The backward pass of a call, every gradient, by a backend from its own forward results. A GPU's
-/// is deterministic, so that equal calls can be compared bit by bit.
+/// is deterministic where it can be, so that equal calls can be compared bit by bit.
 ///
 /// # Errors
 /// What the backend refuses, or finds wrong.
@@ -164,15 +164,30 @@ pub fn backward<T: Real>(backend: Backend, case: &Case<T>) -> Result<Grads, Erro
         Backend::CpuDense => dense_backward(case, Precision::F64),
         Backend::CpuTiled => tiled_backward(case, None),
         Backend::Portable(_) | Backend::Planned(_) => {
-            let plan = backend.plan::<T>(&case.attention.deterministic())?;
+            let attention = match case.sums_bias_gradient() {
+                false => case.attention.deterministic(),
+                true => case.attention,
+            };
+            let plan = backend.plan::<T>(&attention)?;
             let stream = Stream::from(crate::gpu::copy_stream());
             let mut loaded = LoadedBackward::new(case, &plan, Wanted::ALL, &stream)?;
+            // Malformed lengths are found on the host alone.
+            let mut from_host = None;
+            if case.has_lengths() {
+                loaded.run_from_host_lengths(&plan, &stream, case)?;
+                from_host = Some(loaded.results(&stream).bits());
+                loaded.poison();
+            }
             loaded.run(&plan, &stream)?;
             let gradients = loaded.results(&stream);
-            gradients.named().for_each(|(name, gradient)| gradient.assert_written(name));
-            let [dq, dk, dv] = [gradients.dq, gradients.dk, gradients.dv]
-                .map(|gradient| gradient.expect("it was asked for").contents());
-            Ok(Grads { dq, dk, dv, dbias: None, dsink: None })
+            gradients.assert_written();
+            let bits = from_host.filter(|_| !case.sums_bias_gradient());
+            assert!(bits.is_none_or(|bits| bits == gradients.bits()), "lengths differ by place");
+            let [dq, dk, dv] = [&gradients.dq, &gradients.dk, &gradients.dv]
+                .map(|gradient| gradient.as_ref().expect("it was asked for").contents());
+            let [dbias, dsink] = [&gradients.dbias, &gradients.dsink]
+                .map(|gradient| gradient.as_ref().map(Owned::contents));
+            Ok(Grads { dq, dk, dv, dbias, dsink })
         }
     }
 }

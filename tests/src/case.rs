@@ -282,6 +282,16 @@ impl<T: Real> Case<T> {
         self.key_lengths.is_some() || self.packed.is_some()
     }
 
+    /// Whether cells share an element of the bias' gradient, whose parts a GPU adds in no order.
+    pub fn sums_bias_gradient(&self) -> bool {
+        let s = self.attention.shape();
+        self.bias.as_ref().is_some_and(|(axes, _)| {
+            (axes.batch && s.batch > 1)
+                || (axes.heads && s.q_heads > 1)
+                || (axes.rows && s.q_len > 1)
+        })
+    }
+
     /// Where each item lies.
     pub fn items(&self) -> Vec<Item> {
         let s = self.attention.shape();

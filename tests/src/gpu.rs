@@ -1,15 +1,17 @@
 //! A call's tensors on a CUDA device.
 
+mod backward;
 mod options;
 
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use ferroflash::{
-    Attention, Device, Error, Family, Form, Gradients, Inputs, Output, Place, Plan, Preference,
-    Saved, Stream, TensorMut, TensorRef,
+    Attention, Device, Error, Family, Form, Inputs, Output, Place, Plan, Preference, Stream,
+    TensorMut, TensorRef,
 };
 
+pub use self::backward::{GradientsOf, LoadedBackward, Wanted};
 use self::options::OptionsOnDevice;
 use crate::case::Case;
 use crate::element::Real;
@@ -226,160 +228,5 @@ impl<T: Real> Loaded<T> {
     pub fn results(&self, stream: &Stream) -> (Owned<T>, Option<Owned<f32>>) {
         stream.synchronize().expect("the kernel ran");
         (self.o.download(), self.lse.as_ref().map(OnDevice::download))
-    }
-}
-
-/// Which gradients a call asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wanted {
-    /// Of the queries.
-    pub dq: bool,
-    /// Of the keys.
-    pub dk: bool,
-    /// Of the values.
-    pub dv: bool,
-}
-
-impl Wanted {
-    /// Every one.
-    pub const ALL: Self = Self { dq: true, dk: true, dv: true };
-}
-
-/// A backward call on the device: the forward's tensors, its own, and gradients that hold poison.
-pub struct LoadedBackward<T> {
-    forward: Loaded<T>,
-    d_o: OnDevice<T>,
-    d_lse: Option<OnDevice<f32>>,
-    dq: Option<OnDevice<T>>,
-    dk: Option<OnDevice<T>>,
-    dv: Option<OnDevice<T>>,
-    /// Whether dO is read as its first row, repeated for all rows, heads and items.
-    repeats_d_o: bool,
-    workspace: CudaSlice<u8>,
-    workspace_address: u64,
-}
-
-/// Poisoned bytes after a workspace.
-const WORKSPACE_GUARD: usize = 256;
-
-/// The gradients that a call wrote.
-pub struct GradientsOf<T> {
-    /// Of the queries, if asked for.
-    pub dq: Option<Owned<T>>,
-    /// Of the keys.
-    pub dk: Option<Owned<T>>,
-    /// Of the values.
-    pub dv: Option<Owned<T>>,
-}
-
-impl<T: Real> LoadedBackward<T> {
-    /// Copies the tensors of a call, and runs its forward pass by `plan`.
-    ///
-    /// # Errors
-    /// The forward pass's.
-    pub fn new(
-        case: &Case<T>,
-        plan: &Plan<T>,
-        wanted: Wanted,
-        stream: &Stream,
-    ) -> Result<Self, Error> {
-        let mut forward = Loaded::new(case, true);
-        forward.run(plan, stream)?;
-        stream.synchronize().expect("the kernel ran");
-        let like = |owned: &Owned<T>, is_wanted: bool| {
-            let gradient = || OnDevice::upload(&Owned::poisoned(owned.dims(), case.results));
-            is_wanted.then(gradient)
-        };
-        let queue = copy_stream();
-        let poison = vec![0xff_u8; plan.workspace().backward + WORKSPACE_GUARD];
-        let workspace = queue.clone_htod(&poison).expect("device memory");
-        queue.synchronize().expect("a copy");
-        let workspace_address = workspace.device_ptr(&queue).0;
-        Ok(Self {
-            d_o: OnDevice::upload(&case.d_o),
-            d_lse: case.d_lse.as_ref().map(OnDevice::upload),
-            dq: like(&case.q, wanted.dq),
-            dk: like(&case.k, wanted.dk),
-            dv: like(&case.v, wanted.dv),
-            repeats_d_o: false,
-            forward,
-            workspace,
-            workspace_address,
-        })
-    }
-
-    /// From now on dO is its first row, repeated: every stride but the channels' is 0.
-    pub fn repeat_d_o(&mut self) {
-        self.repeats_d_o = true;
-    }
-
-    /// Queues the call on `stream`.
-    ///
-    /// # Errors
-    /// The library's.
-    pub fn run(&mut self, plan: &Plan<T>, stream: &Stream) -> Result<(), Error> {
-        let Self { forward, d_o, d_lse, dq, dk, dv, .. } = self;
-        let lse = forward.lse.as_ref().expect("it was asked for");
-        let saved = Saved {
-            inputs: Inputs::new(forward.q.view(), forward.k.view(), forward.v.view()),
-            o: forward.o.view(),
-            lse: lse.view(),
-        };
-        let d_o = match self.repeats_d_o {
-            false => d_o.view(),
-            // SAFETY: the first row is inside the memory.
-            true => unsafe {
-                let (address, place) = (d_o.address as *const T, Place::Cuda(0));
-                TensorRef::from_raw(address, &d_o.dims, &[0, 0, 0, 1], place)
-            }?,
-        };
-        let d_lse = d_lse.as_ref().map(OnDevice::view);
-        let mut gradients = Gradients {
-            dq: dq.as_mut().map(OnDevice::view_mut),
-            dk: dk.as_mut().map(OnDevice::view_mut),
-            dv: dv.as_mut().map(OnDevice::view_mut),
-            ..Gradients::default()
-        };
-        let bytes = [plan.workspace().backward];
-        let address = self.workspace_address as *mut u8;
-        // SAFETY: the bytes are this call's alone and outlive it, as its tensors do.
-        let workspace = unsafe { TensorMut::from_raw(address, &bytes, &[1], Place::Cuda(0)) }?;
-        plan.backward_into(stream, &saved, &d_o, d_lse.as_ref(), &mut gradients, workspace.into())
-    }
-
-    /// Poison in every gradient and in the workspace again.
-    pub fn poison(&mut self) {
-        let gradients = [&mut self.dq, &mut self.dk, &mut self.dv];
-        gradients.into_iter().flatten().for_each(OnDevice::fill_with_poison);
-        let stream = copy_stream();
-        let poison = vec![0xff_u8; self.workspace.len()];
-        stream.memcpy_htod(&poison, &mut self.workspace).expect("a copy");
-        stream.synchronize().expect("a copy");
-    }
-
-    /// The gradients, once what was queued on `stream` has completed; panics if anything was
-    /// written past the workspace.
-    pub fn results(&self, stream: &Stream) -> GradientsOf<T> {
-        stream.synchronize().expect("the kernels ran");
-        let queue = copy_stream();
-        let workspace = queue.clone_dtoh(&self.workspace).expect("a copy");
-        queue.synchronize().expect("a copy");
-        let guard = &workspace[workspace.len() - WORKSPACE_GUARD..];
-        assert!(guard.iter().all(|byte| *byte == 0xff), "written past the workspace");
-        let download = |gradient: &Option<OnDevice<T>>| gradient.as_ref().map(OnDevice::download);
-        GradientsOf { dq: download(&self.dq), dk: download(&self.dk), dv: download(&self.dv) }
-    }
-}
-
-impl<T: Real> GradientsOf<T> {
-    /// Those that were asked for, by name.
-    pub fn named(&self) -> impl Iterator<Item = (&'static str, &Owned<T>)> {
-        let all = [("dq", &self.dq), ("dk", &self.dk), ("dv", &self.dv)];
-        all.into_iter().filter_map(|(name, gradient)| Some((name, gradient.as_ref()?)))
-    }
-
-    /// Their bits.
-    pub fn bits(&self) -> Vec<Vec<u32>> {
-        self.named().map(|(_, gradient)| gradient.bits()).collect()
     }
 }

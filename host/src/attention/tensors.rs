@@ -10,6 +10,15 @@ pub enum Lengths<'a> {
     Device(TensorRef<'a, i32>),
 }
 
+impl Lengths<'_> {
+    fn reborrow(&self) -> Lengths<'_> {
+        match self {
+            Self::Host(values) => Lengths::Host(values),
+            Self::Device(tensor) => Lengths::Device(tensor.reborrow()),
+        }
+    }
+}
+
 /// Where packed items begin and end.
 pub struct Packed<'a> {
     /// `batch + 1` cumulative query offsets, from 0 to `q_tokens`.
@@ -37,7 +46,7 @@ pub struct Inputs<'a, T> {
     /// [`Attention::boolean_mask`](super::Attention::boolean_mask).
     pub boolean_mask: Option<TensorRef<'a, u8>>,
     /// ALiBi slopes, `[Hq]` or `[B, Hq]`, if declared by
-    /// [`Attention::alibi`](super::Attention::alibi); `[Hq]` alone of packed items on a GPU.
+    /// [`Attention::alibi`](super::Attention::alibi).
     pub alibi_slopes: Option<TensorRef<'a, f32>>,
     /// Sink logits, `[Hq]`, if declared by [`Attention::sink`](super::Attention::sink).
     pub sink: Option<TensorRef<'a, f32>>,
@@ -65,6 +74,28 @@ impl<'a, T> Inputs<'a, T> {
     }
 }
 
+impl<T> Inputs<'_, T> {
+    fn reborrow(&self) -> Inputs<'_, T> {
+        let Self { q, k, v, bias, boolean_mask, alibi_slopes, sink, key_lengths, packed } = self;
+        Inputs {
+            q: q.reborrow(),
+            k: k.reborrow(),
+            v: v.reborrow(),
+            bias: bias.as_ref().map(TensorRef::reborrow),
+            boolean_mask: boolean_mask.as_ref().map(TensorRef::reborrow),
+            alibi_slopes: alibi_slopes.as_ref().map(TensorRef::reborrow),
+            sink: sink.as_ref().map(TensorRef::reborrow),
+            key_lengths: key_lengths.as_ref().map(Lengths::reborrow),
+            packed: packed.as_ref().map(|Packed { cu_q, cu_k, used_q, used_k }| Packed {
+                cu_q: cu_q.reborrow(),
+                cu_k: cu_k.reborrow(),
+                used_q: used_q.as_ref().map(Lengths::reborrow),
+                used_k: used_k.as_ref().map(Lengths::reborrow),
+            }),
+        }
+    }
+}
+
 /// Where a forward call writes.
 pub struct Output<'a, T> {
     /// `[B, Sq, Hq, Dv]`, or `[Tq, Hq, Dv]` packed.
@@ -82,6 +113,13 @@ pub struct Saved<'a, T> {
     pub o: TensorRef<'a, T>,
     /// The forward's log-sum-exp, contiguous.
     pub lse: TensorRef<'a, f32>,
+}
+
+impl<T> Saved<'_, T> {
+    /// The same tensors, for a shorter time.
+    pub(crate) fn reborrow(&self) -> Saved<'_, T> {
+        Saved { inputs: self.inputs.reborrow(), o: self.o.reborrow(), lse: self.lse.reborrow() }
+    }
 }
 
 /// Gradients to write; those left out are not computed. Dimensions are those of the inputs.

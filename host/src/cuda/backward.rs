@@ -1,31 +1,32 @@
 //! The backward call on a device: from checked tensors to its launches (M4.4 §0x06.1).
 
 mod hopper;
+mod sizes;
 
 use std::sync::Arc;
 
 use cudarc::driver::sys;
 use ferroflash_core::axes::{Direction, Dtype, Family};
+use ferroflash_core::backward::params::options::{ConvertMaskedParams, PreprocessMaskedParams};
 use ferroflash_core::backward::params::{
     BackwardScratch, ConvertParams, PortableBackwardParams, PreprocessParams,
 };
-use ferroflash_core::backward::schedule::BackwardSchedule;
 use ferroflash_core::backward::scratch::ScratchSizes;
 use ferroflash_core::params::DeviceTensor;
-use ferroflash_core::shape::{Shape, Strides};
+use ferroflash_core::shape::Strides;
 use ferroflash_core::table::{KERNELS, KernelSpec};
 
+use self::sizes::{STAGE_TILE, query_rows, scratch_sizes};
+pub(crate) use self::sizes::{grid, most_blocks, schedule, workspace_bytes};
 use super::artifacts::Form;
-use super::device::{CudaDevice, Limits};
+use super::device::CudaDevice;
 use super::forward::{device_tensor, device_visibility};
 use super::kernel::Kernel;
+use super::options::{DeviceOptions, score_tensor};
 use crate::attention::{Attention, Gradients, Saved};
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::tensor::{Raw, TensorRef};
-
-/// Rows and channels that a preprocess or convert block takes.
-const STAGE_TILE: usize = 64;
 
 /// The kernels of a backward call, and the main one that takes over for tensors which the copy
 /// engine cannot address.
@@ -45,8 +46,11 @@ impl Backward {
         form: Option<Form>,
     ) -> Result<Self> {
         let stage = |direction: Direction| {
-            let mut stages = KERNELS.iter().filter(|spec| spec.direction == direction);
-            let spec = stages.find(|spec| spec.dtype == main.dtype);
+            let is_alike = |spec: &&KernelSpec| {
+                (spec.direction, spec.dtype) == (direction, main.dtype)
+                    && spec.has_options() == main.has_options()
+            };
+            let spec = KERNELS.iter().find(is_alike);
             let spec = spec.ok_or_else(|| Error::Unsupported {
                 what: format!("{} of {}", direction.name(), main.dtype),
                 device: device.limits.name.clone(),
@@ -69,64 +73,6 @@ impl Backward {
     }
 }
 
-/// What the stages share, for a call that wants every gradient.
-fn scratch_sizes(attention: &Attention, spec: &KernelSpec) -> ScratchSizes {
-    let shape = &attention.shape;
-    let schedule = schedule(attention, spec);
-    let rows = spec.tile.q_rows as usize;
-    let batch_heads = shape.batch as u64 * shape.q_heads as u64;
-    let tiles = shape.q_len.div_ceil(rows);
-    let counters = match batch_heads * tiles as u64 {
-        0 => 0,
-        query_tiles => spec.counters(&schedule, query_tiles, attention.deterministic),
-    };
-    let part_sums = match schedule.parts {
-        1 => 0,
-        _ => {
-            let keys = u64::from(schedule.kv_blocks) * u64::from(spec.tile.kv_columns);
-            let channels = u64::from(spec.tile.head_dim + spec.tile.value_dim);
-            u64::from(schedule.batch_heads) * keys * channels
-        }
-    };
-    ScratchSizes {
-        batch_heads,
-        padded_rows: (tiles * rows) as u32,
-        dq_channels: spec.tile.head_dim,
-        powers_of_two: spec.family == Family::Hopper,
-        counters,
-        part_sums,
-    }
-}
-
-/// Bytes of workspace that a backward call through `spec` needs.
-pub(crate) fn workspace_bytes(attention: &Attention, spec: &KernelSpec) -> usize {
-    usize::try_from(scratch_sizes(attention, spec).bytes()).unwrap_or(usize::MAX)
-}
-
-/// The largest grid among the stages of a backward call through `spec`; `None` past 64 bits.
-pub(crate) fn most_blocks(shape: &Shape, spec: &KernelSpec) -> Option<usize> {
-    let rows = spec.tile.q_rows as usize;
-    let padded = shape.q_len.div_ceil(rows) * rows;
-    let panels = (spec.tile.head_dim as usize).div_ceil(STAGE_TILE);
-    let stages = padded.div_ceil(STAGE_TILE) * panels;
-    let stages = stages.checked_mul(shape.batch)?.checked_mul(shape.q_heads)?;
-    let main = spec.tile.kv_blocks(shape.kv_len);
-    Some(stages.max(main.checked_mul(shape.batch)?.checked_mul(shape.kv_heads)?))
-}
-
-/// The order in which blocks of `spec` take a call's key blocks.
-pub(crate) fn schedule(attention: &Attention, spec: &KernelSpec) -> BackwardSchedule {
-    BackwardSchedule::of(&attention.shape, spec)
-}
-
-/// Blocks that the main kernel is launched with: persistent ones fill the device once.
-pub(crate) fn grid(spec: &KernelSpec, schedule: &BackwardSchedule, limits: &Limits) -> u64 {
-    match spec.family {
-        Family::Portable => schedule.blocks(),
-        Family::Hopper => schedule.blocks().min(u64::from(limits.multiprocessors)),
-    }
-}
-
 /// A backward call with its tensors, checked against each other.
 pub(crate) struct Call<'a> {
     attention: &'a Attention,
@@ -143,6 +89,10 @@ pub(crate) struct Call<'a> {
     dq: Option<&'a Raw>,
     dk: Option<&'a Raw>,
     dv: Option<&'a Raw>,
+    dbias: Option<&'a Raw>,
+    dsink: Option<&'a Raw>,
+    /// The options, where the kernel takes any.
+    options: DeviceOptions,
     /// Address of the workspace, as large as [`Backward::workspace_bytes`] says.
     workspace: u64,
 }
@@ -169,6 +119,9 @@ impl<'a> Call<'a> {
             dq: gradients.dq.as_ref().map(|dq| &dq.raw),
             dk: gradients.dk.as_ref().map(|dk| &dk.raw),
             dv: gradients.dv.as_ref().map(|dv| &dv.raw),
+            dbias: gradients.dbias.as_ref().map(|dbias| &dbias.raw),
+            dsink: gradients.dsink.as_ref().map(|dsink| &dsink.raw),
+            options: DeviceOptions::new(&saved.inputs),
             workspace,
         }
     }
@@ -217,13 +170,15 @@ impl<'a> Call<'a> {
         }
     }
 
-    fn batch_heads(&self) -> u32 {
-        (self.attention.shape.batch * self.attention.shape.q_heads) as u32
+    /// Query rows of a head, and heads, as [`query_rows`] has them.
+    fn query_rows(&self) -> (u32, u32) {
+        let (rows, heads) = query_rows(self.attention);
+        (rows as u32, heads as u32)
     }
 
     /// Whether there are query rows: without any, dK and dV are zero and nothing is summed.
     fn has_rows(&self) -> bool {
-        self.batch_heads() > 0 && self.attention.shape.q_len > 0
+        self.query_rows().0 > 0 && self.query_rows().1 > 0
     }
 
     /// # Safety
@@ -237,10 +192,11 @@ impl<'a> Call<'a> {
         sizes: &ScratchSizes,
         scratch: BackwardScratch,
     ) -> Result<()> {
-        if !self.has_rows() {
+        if !self.has_rows() && self.dbias.is_none() {
             return Ok(());
         }
         let size = self.dtype.bytes();
+        let (q_len, batch_heads) = self.query_rows();
         let params = PreprocessParams {
             o: device_tensor(self.o, size),
             d_o: device_tensor(self.d_o, size),
@@ -250,14 +206,25 @@ impl<'a> Call<'a> {
             lse_factor: self.lse_factor(),
             cleared_heads: self.cleared_heads(main),
             counters: sizes.counters as u32,
-            q_len: self.attention.shape.q_len as u32,
+            q_len,
             q_heads: self.attention.shape.q_heads as u32,
-            batch_heads: self.batch_heads(),
+            batch_heads,
         };
-        let blocks = scratch.padded_rows.div_ceil(STAGE_TILE as u32) * self.batch_heads();
-        // SAFETY: these are the parameters of a preprocess kernel; the rest is the caller's
-        // promise. The planner checked that the blocks fit the grid.
-        unsafe { kernel.launch(device, stream, blocks, &params) }
+        let blocks = scratch.padded_rows.div_ceil(STAGE_TILE as u32) * batch_heads;
+        // SAFETY: these are the parameters of a preprocess kernel of the main kernel's kind; the
+        // rest is the caller's promise. The planner checked that the blocks fit the grid.
+        unsafe {
+            if !kernel.spec.has_options() {
+                return kernel.launch(device, stream, blocks, &params);
+            }
+            let dims = |raw: &Raw| [0, 1, 2, 3].map(|axis| raw.dims()[axis] as u32);
+            let params = PreprocessMaskedParams {
+                preprocess: params,
+                bias_gradient: score_tensor(self.dbias),
+                bias_dims: self.dbias.map_or([0; 4], dims),
+            };
+            kernel.launch(device, stream, blocks.max(1), &params)
+        }
     }
 
     /// # Safety
@@ -270,25 +237,45 @@ impl<'a> Call<'a> {
         stream: sys::CUstream,
         scratch: BackwardScratch,
     ) -> Result<()> {
-        let Some(dq) = self.dq.filter(|_| self.has_rows()) else { return Ok(()) };
+        let dq = self.dq.filter(|_| self.has_rows());
+        let q_heads = self.attention.shape.q_heads as u32;
+        let sinks = self.dsink.map_or(0, |_| q_heads);
+        if dq.is_none() && sinks == 0 {
+            return Ok(());
+        }
+        let (q_len, batch_heads) = self.query_rows();
         let (converted, section_groups) = self.converted(main, &scratch);
         let params = ConvertParams {
             scratch,
-            dq: device_tensor(dq, self.dtype.bytes()),
+            dq: wanted(dq, self.dtype.bytes()),
             converted,
             section_groups,
             order: main.query_gradient_order(),
-            q_len: self.attention.shape.q_len as u32,
-            q_heads: self.attention.shape.q_heads as u32,
-            batch_heads: self.batch_heads(),
+            q_len,
+            q_heads,
+            batch_heads,
             scale: self.attention.scale_factor(),
         };
         let tile = STAGE_TILE as u32;
         let panels = scratch.dq_channels.div_ceil(tile);
-        let blocks = scratch.padded_rows.div_ceil(tile) * panels * self.batch_heads();
-        // SAFETY: these are the parameters of a convert kernel; the rest is the caller's promise.
-        // The planner checked that the blocks fit the grid.
-        unsafe { kernel.launch(device, stream, blocks, &params) }
+        let blocks = match dq {
+            Some(_) => scratch.padded_rows.div_ceil(tile) * panels * batch_heads,
+            None => 0,
+        };
+        // SAFETY: these are the parameters of a convert kernel of the main kernel's kind; the rest
+        // is the caller's promise. The planner checked that the blocks fit the grid.
+        unsafe {
+            if !kernel.spec.has_options() {
+                return kernel.launch(device, stream, blocks, &params);
+            }
+            let params = ConvertMaskedParams {
+                convert: params,
+                blocks,
+                sink: self.options.sink(),
+                sink_gradient: self.dsink.map_or(0, |dsink| dsink.address as u64),
+            };
+            kernel.launch(device, stream, blocks + sinks, &params)
+        }
     }
 
     /// # Safety
@@ -323,9 +310,16 @@ impl<'a> Call<'a> {
             scale: self.attention.scale_factor(),
             ordered: self.ordered(),
         };
-        // SAFETY: these are the parameters of a portable backward kernel; the rest is the caller's
-        // promise. The planner checked that the blocks fit the grid.
-        unsafe { kernel.launch(device, stream, schedule.blocks() as u32, &params) }
+        let blocks = schedule.blocks() as u32;
+        // SAFETY: these are the parameters of a portable backward kernel of the mask class; the
+        // rest is the caller's promise. The planner checked that the blocks fit the grid.
+        unsafe {
+            if !kernel.spec.has_options() {
+                return kernel.launch(device, stream, blocks, &params);
+            }
+            let params = self.options.backward_params(self.attention, params, self.dbias);
+            kernel.launch(device, stream, blocks, &params)
+        }
     }
 
     fn ordered(&self) -> u32 {

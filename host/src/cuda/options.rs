@@ -4,12 +4,14 @@
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
+use ferroflash_core::backward::params::PortableBackwardParams;
+use ferroflash_core::backward::params::options::PortableMaskedBackwardParams;
 use ferroflash_core::dropout::DropoutMask;
 use ferroflash_core::items::Items;
-use ferroflash_core::params::PortableForwardParams;
 use ferroflash_core::params::options::{
     HeadValues, PortableMaskedParams, ScoreOptions, ScoreTensor,
 };
+use ferroflash_core::params::{PortableForwardParams, ZERO_SCALE};
 use ferroflash_core::visibility::Align;
 
 use super::device::CudaDevice;
@@ -51,28 +53,14 @@ impl DeviceOptions {
         }
     }
 
-    /// The parameters of a masked kernel, from those that it shares with the plain ones.
+    /// The parameters of a masked forward kernel, from those that it shares with the plain ones.
     pub(crate) fn params(
         &self,
         attention: &Attention,
         forward: PortableForwardParams,
     ) -> PortableMaskedParams {
-        let is_natural = attention.softcap.is_some() || attention.alibi || attention.bias.is_some();
-        let scale = forward.scale;
-        let cap = attention.softcap.unwrap_or(0.0);
-        let dropout = attention.dropout.map(|d| DropoutMask::new(d.probability, d.seed, d.offset));
-        let options = ScoreOptions {
-            product_scale: if is_natural { scale } else { 0.0 },
-            softcap: cap,
-            softcap_scale: if cap > 0.0 { scale / cap } else { 0.0 },
-            drops: u32::from(dropout.is_some()),
-            dropout: dropout.unwrap_or(DropoutMask::new(0.0, 0, 0)),
-            alibi: self.alibi,
-            sink: self.sink,
-            bias: self.bias,
-            boolean_mask: self.boolean_mask,
-        };
-        let forward = match is_natural {
+        let options = self.score_options(attention, forward.scale);
+        let forward = match is_natural(attention) {
             true => PortableForwardParams {
                 scale: 1.0,
                 scale_log2: std::f32::consts::LOG2_E,
@@ -81,6 +69,47 @@ impl DeviceOptions {
             false => forward,
         };
         PortableMaskedParams { forward, items: self.items(attention), options }
+    }
+
+    /// The parameters of a masked backward kernel, likewise; `dbias` is the gradient of the bias.
+    pub(crate) fn backward_params(
+        &self,
+        attention: &Attention,
+        backward: PortableBackwardParams,
+        dbias: Option<&Raw>,
+    ) -> PortableMaskedBackwardParams {
+        // As in `ZERO_SCALE`'s use forward: a product's factor of 0 would stand for none.
+        let scale = if backward.scale == 0.0 { ZERO_SCALE } else { backward.scale };
+        PortableMaskedBackwardParams {
+            items: self.items(attention),
+            options: self.score_options(attention, scale),
+            exponent_scale: if is_natural(attention) { 1.0 } else { backward.scale },
+            bias_gradient_is_sum: u32::from(sums_bias_gradient(attention)),
+            bias_gradient: score_tensor(dbias),
+            backward,
+        }
+    }
+
+    /// What happens to a product that is to be multiplied by `scale`.
+    fn score_options(&self, attention: &Attention, scale: f32) -> ScoreOptions {
+        let cap = attention.softcap.unwrap_or(0.0);
+        let dropout = attention.dropout.map(|d| DropoutMask::new(d.probability, d.seed, d.offset));
+        ScoreOptions {
+            product_scale: if is_natural(attention) { scale } else { 0.0 },
+            softcap: cap,
+            softcap_scale: if cap > 0.0 { scale / cap } else { 0.0 },
+            drops: u32::from(dropout.is_some()),
+            dropout: dropout.unwrap_or(DropoutMask::new(0.0, 0, 0)),
+            alibi: self.alibi,
+            sink: self.sink,
+            bias: self.bias,
+            boolean_mask: self.boolean_mask,
+        }
+    }
+
+    /// The logits of the sinks.
+    pub(crate) fn sink(&self) -> HeadValues {
+        self.sink
     }
 
     fn items(&self, attention: &Attention) -> Items {
@@ -109,6 +138,22 @@ impl DeviceOptions {
     }
 }
 
+/// Whether an option adds to scores, so that kernels go on in natural units.
+fn is_natural(attention: &Attention) -> bool {
+    attention.softcap.is_some() || attention.alibi || attention.bias.is_some()
+}
+
+/// Whether cells share an element of the bias' gradient: it is then a sum.
+pub(crate) fn sums_bias_gradient(attention: &Attention) -> bool {
+    let shape = &attention.shape;
+    attention.bias.is_some_and(|axes| {
+        let shared = |one: bool, size: usize| one && size > 1;
+        shared(axes.batch, shape.batch)
+            || shared(axes.heads, shape.q_heads)
+            || shared(axes.rows, shape.q_len)
+    })
+}
+
 /// Where lengths lie on the device; 0 where there are none.
 fn address(lengths: Option<&Lengths<'_>>) -> u64 {
     match lengths {
@@ -131,7 +176,7 @@ fn head_values(raw: Option<&Raw>) -> HeadValues {
 }
 
 /// `[B or 1, Hq or 1, Sq or 1, Sk]`.
-fn score_tensor(raw: Option<&Raw>) -> ScoreTensor {
+pub(super) fn score_tensor(raw: Option<&Raw>) -> ScoreTensor {
     let Some(raw) = raw else { return ScoreTensor::NONE };
     ScoreTensor {
         address: raw.address as u64,

@@ -4,6 +4,7 @@ use cudarc::driver::sys::CUstream;
 
 use super::{Plan, WORKSPACE_ALIGNMENT, Workspace};
 use crate::attention::{Gradients, Inputs, Output, Saved};
+use crate::cuda::options::sums_bias_gradient;
 use crate::element::Element;
 use crate::error::{Error, Result};
 use crate::options::OptionTensors;
@@ -50,15 +51,38 @@ impl<T: Element> Plan<T> {
                 self.check(name, &gradient.raw, dims, size_of::<T>(), stream)?;
             }
         }
-        let undeclared =
-            [("dbias", gradients.dbias.is_some()), ("dsink", gradients.dsink.is_some())];
-        match undeclared.into_iter().find(|(_, given)| *given) {
-            None => Ok(()),
-            Some((tensor, _)) => Err(Error::Presence {
-                tensor,
-                problem: "its gradient is asked for, but the call declares no such option",
-            }),
+        self.check_option_gradients(gradients, stream)
+    }
+
+    /// Checks the gradients of options: declared, of the options' dimensions, and in an order if
+    /// one is asked for.
+    fn check_option_gradients(&self, gradients: &Gradients<'_, T>, stream: CUstream) -> Result<()> {
+        let attention = &self.attention;
+        let no_such = |tensor| Error::Presence {
+            tensor,
+            problem: "its gradient is asked for, but the call declares no such option",
+        };
+        if let Some(dbias) = &gradients.dbias {
+            let axes = attention.bias.ok_or_else(|| no_such("dbias"))?;
+            let dims = axes.dims(&attention.shape);
+            self.check("dbias", &dbias.raw, &dims, size_of::<f32>(), stream)?;
+            if attention.deterministic && sums_bias_gradient(attention) {
+                return Err(Error::Unsupported {
+                    what: "a deterministic gradient of a bias that is broadcast".to_owned(),
+                    device: self.explanation.device.clone(),
+                    reasons: "its sums have no fixed order: leave `deterministic` out, give the \
+                              bias every axis, or use the cpu"
+                        .to_owned(),
+                });
+            }
         }
+        if let Some(dsink) = &gradients.dsink {
+            if !attention.sink {
+                return Err(no_such("dsink"));
+            }
+            self.check("dsink", &dsink.raw, &[attention.shape.q_heads], size_of::<f32>(), stream)?;
+        }
+        Ok(())
     }
 
     fn check_inputs(&self, inputs: &Inputs<'_, T>, stream: CUstream) -> Result<()> {

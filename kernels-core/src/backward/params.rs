@@ -1,5 +1,7 @@
 //! The structures that the backward kernels take by value.
 
+pub mod options;
+
 use super::schedule::BackwardSchedule;
 #[cfg(doc)]
 use super::scratch::CONVERTED_ROWS;
@@ -9,7 +11,8 @@ use crate::tensor_map::{AxisMasks, TensorMap};
 use crate::visibility::Visibility;
 
 /// The f32 memory that the stages of a backward call share. Every array holds, for each (batch,
-/// query head), [`Self::padded_rows`] rows; every address is a multiple of 16.
+/// query head), [`Self::padded_rows`] rows; every address is a multiple of 16. Packed items are one
+/// batch item here, and rows of theirs are rows of q: so it is linear in tokens.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackwardScratch {

@@ -7,6 +7,9 @@ use crate::tile::{MMA_ROWS, TILE_ALIGNMENT, TileShape, Tiling};
 /// Shared memory that a block may have on compute capability 8.6, 8.9 and 12.0.
 pub const CONSUMER_SHARED_BYTES: u32 = 101_376;
 
+/// Bytes that say where a block of a kernel with options works, behind [`PortableBackwardPlan`]'s.
+pub const PLACE_BYTES: u32 = 48;
+
 /// Q tiles in flight.
 pub const QUERY_STAGES: u32 = 2;
 
@@ -62,7 +65,7 @@ impl PortableBackwardPlan {
             return paired;
         }
         let lean = Self::with(tile, 1, true);
-        if lean.bytes <= CONSUMER_SHARED_BYTES { lean } else { paired }
+        if lean.bytes + PLACE_BYTES <= CONSUMER_SHARED_BYTES { lean } else { paired }
     }
 
     const fn with(tile: TileShape, row_tiles: u32, values_in_registers: bool) -> Self {

@@ -44,8 +44,8 @@ macro_rules! kernel_table {
             portable_forward_d64_f16_masked = Portable Forward<Masked64, F16, Masked>;
             portable_forward_d96_bf16_masked = Portable Forward<Portable96, Bf16, Masked>;
             portable_forward_d96_f16_masked = Portable Forward<Portable96, F16, Masked>;
-            portable_forward_d128_bf16_masked = Portable Forward<Portable128, Bf16, Masked>;
-            portable_forward_d128_f16_masked = Portable Forward<Portable128, F16, Masked>;
+            portable_forward_d128_bf16_masked = Portable Forward<General128, Bf16, Masked>;
+            portable_forward_d128_f16_masked = Portable Forward<General128, F16, Masked>;
             portable_forward_d192_bf16_masked = Portable Forward<Portable192, Bf16, Masked>;
             portable_forward_d192_f16_masked = Portable Forward<Portable192, F16, Masked>;
             portable_forward_d256_bf16_masked = Portable Forward<Portable256, Bf16, Masked>;
@@ -74,6 +74,8 @@ macro_rules! kernel_table {
             portable_forward_d64x256_f16_general = Portable Forward<Portable64x256, F16, General>;
             portable_preprocess_bf16 = Portable Preprocess<BackwardRows, Bf16, Full>;
             portable_preprocess_f16 = Portable Preprocess<BackwardRows, F16, Full>;
+            portable_preprocess_bf16_masked = Portable Preprocess<BackwardRows, Bf16, Masked>;
+            portable_preprocess_f16_masked = Portable Preprocess<BackwardRows, F16, Masked>;
             portable_backward_d32_bf16_full = Portable Backward<PortableBackward32, Bf16, Full>;
             portable_backward_d32_bf16_causal = Portable Backward<PortableBackward32, Bf16, Causal>;
             portable_backward_d32_f16_full = Portable Backward<PortableBackward32, F16, Full>;
@@ -125,6 +127,55 @@ macro_rules! kernel_table {
                 Portable Backward<PortableBackward64x256, F16, Full>;
             portable_backward_d64x256_f16_causal =
                 Portable Backward<PortableBackward64x256, F16, Causal>;
+            portable_backward_d32_bf16_masked = Portable Backward<PortableBackward32, Bf16, Masked>;
+            portable_backward_d32_f16_masked = Portable Backward<PortableBackward32, F16, Masked>;
+            portable_backward_d64_bf16_masked = Portable Backward<PortableBackward64, Bf16, Masked>;
+            portable_backward_d64_f16_masked = Portable Backward<PortableBackward64, F16, Masked>;
+            portable_backward_d96_bf16_masked = Portable Backward<PortableBackward96, Bf16, Masked>;
+            portable_backward_d96_f16_masked = Portable Backward<PortableBackward96, F16, Masked>;
+            portable_backward_d192_bf16_masked =
+                Portable Backward<PortableBackward192, Bf16, Masked>;
+            portable_backward_d192_f16_masked = Portable Backward<PortableBackward192, F16, Masked>;
+            portable_backward_d256_bf16_masked =
+                Portable Backward<PortableBackward256, Bf16, Masked>;
+            portable_backward_d256_f16_masked = Portable Backward<PortableBackward256, F16, Masked>;
+            portable_backward_d256_large_bf16_masked =
+                Portable Backward<PortableBackward256Large, Bf16, Masked>;
+            portable_backward_d256_large_f16_masked =
+                Portable Backward<PortableBackward256Large, F16, Masked>;
+            portable_backward_d192x128_bf16_masked =
+                Portable Backward<PortableBackward192x128, Bf16, Masked>;
+            portable_backward_d192x128_f16_masked =
+                Portable Backward<PortableBackward192x128, F16, Masked>;
+            portable_backward_d64x256_bf16_masked =
+                Portable Backward<PortableBackward64x256, Bf16, Masked>;
+            portable_backward_d64x256_f16_masked =
+                Portable Backward<PortableBackward64x256, F16, Masked>;
+            portable_backward_d32_bf16_general =
+                Portable Backward<PortableBackward32, Bf16, General>;
+            portable_backward_d32_f16_general = Portable Backward<PortableBackward32, F16, General>;
+            portable_backward_d64_bf16_general =
+                Portable Backward<PortableBackward64, Bf16, General>;
+            portable_backward_d64_f16_general = Portable Backward<PortableBackward64, F16, General>;
+            portable_backward_d96_bf16_general =
+                Portable Backward<PortableBackward96, Bf16, General>;
+            portable_backward_d96_f16_general = Portable Backward<PortableBackward96, F16, General>;
+            portable_backward_d192_bf16_general =
+                Portable Backward<PortableBackward192, Bf16, General>;
+            portable_backward_d192_f16_general =
+                Portable Backward<PortableBackward192, F16, General>;
+            portable_backward_d256_large_bf16_general =
+                Portable Backward<PortableBackward256Large, Bf16, General>;
+            portable_backward_d256_large_f16_general =
+                Portable Backward<PortableBackward256Large, F16, General>;
+            portable_backward_d192x128_bf16_general =
+                Portable Backward<PortableBackward192x128, Bf16, General>;
+            portable_backward_d192x128_f16_general =
+                Portable Backward<PortableBackward192x128, F16, General>;
+            portable_backward_d64x256_bf16_general =
+                Portable Backward<PortableBackward64x256, Bf16, General>;
+            portable_backward_d64x256_f16_general =
+                Portable Backward<PortableBackward64x256, F16, General>;
             hopper_backward_d64_bf16_full = Hopper Backward<HopperBackward64, Bf16, Full>;
             hopper_backward_d64_bf16_causal = Hopper Backward<HopperBackward64, Bf16, Causal>;
             hopper_backward_d64_f16_full = Hopper Backward<HopperBackward64, F16, Full>;
@@ -158,6 +209,8 @@ macro_rules! kernel_table {
             hopper_backward_d64x256_f16_causal = Hopper Backward<HopperBackward64x256, F16, Causal>;
             portable_convert_bf16 = Portable Convert<BackwardRows, Bf16, Full>;
             portable_convert_f16 = Portable Convert<BackwardRows, F16, Full>;
+            portable_convert_bf16_masked = Portable Convert<BackwardRows, Bf16, Masked>;
+            portable_convert_f16_masked = Portable Convert<BackwardRows, F16, Masked>;
             hopper_forward_d64_bf16_full = Hopper Forward<Hopper64, Bf16, Full>;
             hopper_forward_d64_bf16_causal = Hopper Forward<Hopper64, Bf16, Causal>;
             hopper_forward_d64_f16_full = Hopper Forward<Hopper64, F16, Full>;

@@ -4,3 +4,4 @@ pub mod convert;
 pub mod hopper;
 pub mod portable;
 pub mod preprocess;
+pub mod stages;

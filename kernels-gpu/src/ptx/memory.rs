@@ -65,6 +65,48 @@ pub unsafe fn load_global_v4(address: u64) -> [u32; 4] {
     [a, b, c, d]
 }
 
+/// An f32 that no one writes during the kernel where `is_there`, else 0: a predicated
+/// `ld.global.nc.f32` (PTX ISA, "ld.global.nc"), without a branch, so that many may be under way at
+/// once.
+///
+/// # Safety
+/// `address` is aligned to 4 and, where `is_there`, readable.
+#[inline(always)]
+pub unsafe fn load_global_f32_if(address: u64, is_there: bool) -> f32 {
+    let value: f32;
+    ptx_asm!(
+        "{{",
+        ".reg .pred there;",
+        "setp.ne.u32 there, {2}, 0;",
+        "mov.f32 {0}, 0f00000000;",
+        "@there ld.global.nc.f32 {0}, [{1}];",
+        "}}",
+        out(reg32) value, in(reg64) address, in(reg32) is_there as u32,
+        options(nostack, readonly)
+    );
+    value
+}
+
+/// A byte; as [`load_global_f32_if`], with `ld.global.nc.u8`.
+///
+/// # Safety
+/// Where `is_there`, the byte is readable.
+#[inline(always)]
+pub unsafe fn load_global_u8_if(address: u64, is_there: bool) -> u32 {
+    let value: u32;
+    ptx_asm!(
+        "{{",
+        ".reg .pred there;",
+        "setp.ne.u32 there, {2}, 0;",
+        "mov.u32 {0}, 0;",
+        "@there ld.global.nc.u8 {0}, [{1}];",
+        "}}",
+        out(reg32) value, in(reg64) address, in(reg32) is_there as u32,
+        options(nostack, readonly)
+    );
+    value
+}
+
 /// Two neighbouring f32 that no one writes during the kernel, the first `available` of them from
 /// memory and the rest zero: predicated `ld.global.nc.f32` (PTX ISA, "ld.global.nc"), without a
 /// branch, so that many may be under way at once.

@@ -7,7 +7,7 @@ use ferroflash::{Direction, Dropout, Dtype, Error, Form, KernelSpec, MaskClass, 
 use ferroflash_core::dropout::DropoutMask;
 use ferroflash_tests::case::{Case, PackedLengths, Sight, shape};
 use ferroflash_tests::element::Real;
-use ferroflash_tests::gpu::{Loaded, copy_stream, device, plan};
+use ferroflash_tests::gpu::{Loaded, LoadedBackward, Wanted, copy_stream, device, plan};
 use half::{bf16, f16};
 use libtest_mimic::Trial;
 
@@ -32,10 +32,20 @@ pub(crate) fn trials() -> Vec<Trial> {
             }));
         }
     }
-    let once: [(&str, fn()); 3] = [
+    for (spec, form, is_possible) in kernels_and_forms(Direction::Backward) {
+        if spec.mask >= MaskClass::Masked {
+            let name = format!("sanitize/{}/{form}/malformed_lengths", spec.name);
+            trials.push(trial(name, is_possible, move || match spec.dtype {
+                Dtype::F16 => malformed_lengths_stay_inside_backward::<f16>(spec, form),
+                _ => malformed_lengths_stay_inside_backward::<bf16>(spec, form),
+            }));
+        }
+    }
+    let once: [(&str, fn()); 4] = [
         ("validate_names_what_is_malformed", validate_names_what_is_malformed),
         ("host_lengths_are_refused_where_they_are_read_later", host_lengths_are_refused),
         ("many_short_items", many_short_items),
+        ("many_short_items_backward", many_short_items_backward),
     ];
     trials.extend(once.map(|(name, run)| trial(name.to_owned(), true, run)));
     trials
@@ -113,6 +123,22 @@ fn malformed_lengths_stay_inside<T: Real>(spec: &'static KernelSpec, form: Form)
     }
 }
 
+/// The same of gradients, and of the workspace.
+fn malformed_lengths_stay_inside_backward<T: Real>(spec: &'static KernelSpec, form: Form) {
+    let dims = (spec.tile.head_dim as usize, spec.tile.value_dim as usize);
+    let stream = Stream::from(copy_stream());
+    for (_, lengths) in malformed() {
+        let case = with_lengths::<T>(dims, &lengths);
+        let plan = plan::<T>(&case.attention, Some(spec.name), Some(form)).expect("it is eligible");
+        let mut loaded =
+            LoadedBackward::new(&case, &plan, Wanted::ALL, &stream).expect("a forward pass");
+        loaded.run(&plan, &stream).expect("a launch");
+        for (name, gradient) in loaded.results(&stream).named() {
+            gradient.assert_guards(name);
+        }
+    }
+}
+
 fn validate_names_what_is_malformed() {
     let stream = Stream::from(copy_stream());
     for (name, lengths) in malformed() {
@@ -146,16 +172,14 @@ fn host_lengths_are_refused() {
     assert!(captured.bits() == loaded.results(&stream).0.bits(), "a replay differs");
 }
 
+fn short_items() -> Case<bf16> {
+    let items = packed(&vec![(1, 1); 65_537]);
+    Case::<bf16>::packed((1, 1), (8, 8), items, Sight::BOTTOM_RIGHT, 3, 1.0)
+}
+
 /// 65,537 items of one row and one key: each row of o is its own value.
 fn many_short_items() {
-    let case = Case::<bf16>::packed(
-        (1, 1),
-        (8, 8),
-        packed(&vec![(1, 1); 65_537]),
-        Sight::BOTTOM_RIGHT,
-        3,
-        1.0,
-    );
+    let case = short_items();
     let plan = plan::<bf16>(&case.attention, None, None).expect("a plan");
     let stream = Stream::from(copy_stream());
     let mut loaded = Loaded::new(&case, true);
@@ -163,4 +187,25 @@ fn many_short_items() {
     let (o, _) = loaded.results(&stream);
     o.assert_written("o");
     assert!(o.contents() == case.v.contents(), "a row is not its own value");
+}
+
+/// Each row of dV is its own dO, dQ and dK are zero up to rounding, and the workspace is linear in
+/// tokens: 136 bytes each, and with ordered sums a counter for each of an item's tiles.
+fn many_short_items_backward() {
+    let case = short_items();
+    let stream = Stream::from(copy_stream());
+    for attention in [case.attention, case.attention.deterministic()] {
+        let plan = plan::<bf16>(&attention, None, None).expect("a plan");
+        assert!(plan.workspace().backward <= 65_600 * 136 + 4 * 70_000);
+        let mut loaded =
+            LoadedBackward::new(&case, &plan, Wanted::ALL, &stream).expect("a forward pass");
+        loaded.run(&plan, &stream).expect("a launch");
+        let gradients = loaded.results(&stream);
+        gradients.assert_written();
+        let [dq, dk, dv] = [gradients.dq, gradients.dk, gradients.dv]
+            .map(|gradient| gradient.expect("it was asked for").contents());
+        assert!(dv == case.d_o.contents(), "a row of dV is not its own dO");
+        let most = dq.iter().chain(&dk).fold(0.0, |most: f64, value| most.max(value.abs()));
+        assert!(most < 1e-5, "dQ or dK is {most:e}");
+    }
 }

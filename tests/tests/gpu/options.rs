@@ -1,14 +1,15 @@
 //! Calls with options, for the kernels that take them: each option alone at the edges of tiles,
 //! then all of them together.
 
-use ferroflash::{Align, Broadcast, Dropout, KernelSpec, MaskClass};
+use ferroflash::{Align, Broadcast, Dropout, KernelSpec, MaskClass, Shape};
 use ferroflash_tests::case::{Case, PackedLengths, Sight, shape};
 use ferroflash_tests::element::Real;
+use ferroflash_tests::gpu::Wanted;
 use ferroflash_tests::memory::Arrangement;
 use ferroflash_tests::random::{below, normal, uniform};
 use serde_json::Value;
 
-use crate::workloads::{Fill, Workload, tile};
+use crate::workloads::{Backward, Fill, Workload, tile};
 
 /// The options of a workload.
 #[derive(Clone, Debug, Default)]
@@ -36,8 +37,6 @@ impl Options {
             case = case.with_softcap(cap);
         }
         if let Some(is_each_item) = self.alibi {
-            // Packed items share their slopes on a GPU.
-            let is_each_item = is_each_item && self.packed.is_none();
             let count = if is_each_item { s.batch * s.q_heads } else { s.q_heads };
             case = case.with_alibi(&uniform(seed + 1, count, 0.0, 0.5));
         }
@@ -222,13 +221,20 @@ fn scores(spec: &KernelSpec) -> Vec<Workload> {
             options: Options { alibi: Some(true), packed: of_items.clone(), ..none() },
             ..Workload::new("alibi_packed", shape(3, (2, 1), (0, 0), dims), spec.mask)
         },
-        sized("sink", Options { sink: true, ..none() }),
-        empty_rows("sink_alone", Options { sink: true, ..none() }),
-        Workload {
+        many_heads(sized("sink", Options { sink: true, ..none() })),
+        many_heads(empty_rows("sink_alone", Options { sink: true, ..none() })),
+        many_heads(Workload {
             options: Options { sink: true, packed: of_items, ..none() },
             ..Workload::new("sink_packed", shape(3, (2, 1), (0, 0), dims), spec.mask)
-        },
+        }),
     ]
+}
+
+/// With 16 query heads: the bound on the gradient of a sink, one value a head, compares two maxima,
+/// and of two heads there are too few.
+fn many_heads(workload: Workload) -> Workload {
+    let shape = Shape { q_heads: 16, kv_heads: 8, ..workload.shape };
+    Workload { shape, ..workload }
 }
 
 /// Every way to broadcast the first three axes.
@@ -297,6 +303,43 @@ fn dropout(spec: &KernelSpec) -> Vec<Workload> {
     ]
 }
 
+/// What only a backward call with options has: sums in an order, gradients of lse, and the
+/// gradients of options alone.
+pub(crate) fn backward_workloads(spec: &KernelSpec) -> Vec<Workload> {
+    if spec.mask < MaskClass::Masked {
+        return Vec::new();
+    }
+    let named = |name: &str, of: &Workload| Workload { name: name.to_owned(), ..of.clone() };
+    let with = |name: &str, of: &Workload, change: fn(&mut Backward)| {
+        let mut workload = named(name, of);
+        change(&mut workload.backward);
+        workload
+    };
+    let all_options = everything(spec);
+    let find = |name: &str| {
+        let mut known = windows(spec).into_iter().chain(lengths(spec)).chain(scores(spec));
+        known.find(|workload| workload.name == name).expect("a workload above")
+    };
+    let mut all = vec![with("everything_with_d_lse", &all_options, |b| b.with_d_lse = true)];
+    for name in ["window_5_3", "window_more_keys", "packed_window", "packed_ones", "sink_alone"] {
+        let ordered = format!("{name}_ordered");
+        all.push(with(&ordered, &find(name), |b| b.deterministic = true));
+    }
+    all.push(with("sink_with_d_lse", &find("sink_alone"), |b| b.with_d_lse = true));
+    let alone = |b: &mut Backward| {
+        b.wanted = Wanted { dq: false, dk: false, dv: false, options: true };
+    };
+    all.push(with("dsink_alone", &find("sink_packed"), alone));
+    if spec.mask == MaskClass::General {
+        all.push(with("options_alone", &all_options, alone));
+        let biases = masks_and_biases(spec);
+        let own = biases.iter().find(|workload| workload.name == "bias_bhs").expect("above");
+        all.push(with("bias_ordered", own, |b| b.deterministic = true));
+        all.push(with("bias_with_d_lse", own, |b| b.with_d_lse = true));
+    }
+    all
+}
+
 /// All that the class has, at once.
 fn everything(spec: &KernelSpec) -> Workload {
     let (dims, (rows, keys)) = tile(spec);
@@ -320,6 +363,6 @@ fn everything(spec: &KernelSpec) -> Workload {
     Workload {
         sight: Sight::window(Some(2 * keys), Some(5)),
         options,
-        ..Workload::new("everything", shape(items.len(), (6, 2), (0, 0), dims), spec.mask)
+        ..Workload::new("everything", shape(items.len(), (16, 4), (0, 0), dims), spec.mask)
     }
 }

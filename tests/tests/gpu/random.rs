@@ -3,7 +3,9 @@
 //! so that the draws are known to be legal where there is no GPU.
 
 use ferroflash::{Align, Broadcast, Form};
-use ferroflash_tests::backend::{Backend, forward, forward_references};
+use ferroflash_tests::backend::{
+    Backend, Grads, backward, backward_references, forward, forward_references,
+};
 use ferroflash_tests::bound::{lse_error, result_error};
 use ferroflash_tests::case::{Case, PackedLengths, Sight, shape};
 use ferroflash_tests::element::Real;
@@ -20,30 +22,60 @@ use crate::workloads::{Fill, Workload};
 /// Draws.
 const DRAWS: u64 = 120;
 
-/// `random/BACKEND/SEED`.
+/// `random/BACKEND/SEED` and `random_backward/BACKEND/SEED`.
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     let gpu = |form: Form| [Backend::Portable(form), Backend::Planned(form)];
     let backends: Vec<Backend> = forms().into_iter().flat_map(gpu).collect();
     for seed in 0..DRAWS {
         for &backend in &backends {
-            let name = format!("random/{backend}/{seed}");
-            trials.push(trial(name, true, move || judge(backend, seed)));
+            for (name, is_backward) in DIRECTIONS {
+                let name = format!("{name}/{backend}/{seed}");
+                trials.push(trial(name, true, move || judge(backend, seed, is_backward)));
+            }
         }
-        let name = format!("random/cpu_tiled/{seed}");
-        trials.push(Trial::test(name, move || {
-            judge(Backend::CpuTiled, seed);
-            Ok(())
-        }));
+        for (name, is_backward) in DIRECTIONS {
+            let name = format!("{name}/cpu_tiled/{seed}");
+            trials.push(Trial::test(name, move || {
+                judge(Backend::CpuTiled, seed, is_backward);
+                Ok(())
+            }));
+        }
     }
     trials
 }
 
-fn judge(backend: Backend, seed: u64) {
-    let workload = drawn(seed);
-    match seed % 2 {
-        0 => judge_case(backend, &workload.case::<bf16>()),
-        _ => judge_case(backend, &workload.case::<f16>()),
+/// Names of the directions, and whether each is the backward pass.
+const DIRECTIONS: [(&str, bool); 2] = [("random", false), ("random_backward", true)];
+
+fn judge(backend: Backend, seed: u64, is_backward: bool) {
+    let mut workload = drawn(seed);
+    workload.backward.with_d_lse = seed.is_multiple_of(3);
+    match (seed % 2, is_backward) {
+        (0, false) => judge_case(backend, &workload.case::<bf16>()),
+        (0, true) => judge_gradients(backend, &workload.case::<bf16>()),
+        (_, false) => judge_case(backend, &workload.case::<f16>()),
+        (_, true) => judge_gradients(backend, &workload.case::<f16>()),
+    }
+}
+
+fn judge_gradients<T: Real>(backend: Backend, case: &Case<T>) {
+    let had = backward(backend, case).expect("a legal call");
+    let [exact, rounded] = backward_references(case);
+    let of = |grads: &Grads| {
+        let Grads { dq, dk, dv, dbias, dsink } = grads.clone();
+        [("dq", Some(dq)), ("dk", Some(dk)), ("dv", Some(dv)), ("dbias", dbias), ("dsink", dsink)]
+    };
+    for (((name, had), (_, exact)), (_, rounded)) in
+        of(&had).into_iter().zip(of(&exact)).zip(of(&rounded))
+    {
+        assert_eq!(had.is_some(), exact.is_some(), "{name}");
+        // A sink's gradient is one value a head: of so few the bound compares nothing. The
+        // workloads of each kernel have more heads.
+        let is_compared = name != "dsink";
+        if let (true, Some(had), Some(exact), Some(rounded)) = (is_compared, had, exact, rounded) {
+            result_error(&had, &exact, &rounded, T::DTYPE).assert_holds(name);
+        }
     }
 }
 

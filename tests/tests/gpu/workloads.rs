@@ -3,7 +3,7 @@
 //!
 //! Whatever surrounds a tensor is NaN, and so are keys that no row may see.
 
-use ferroflash::{Align, KernelSpec, MaskClass, Shape};
+use ferroflash::{Align, Dtype, Family, KernelSpec, MaskClass, Shape};
 use ferroflash_tests::case::{Case, Sight, shape};
 use ferroflash_tests::element::Real;
 use ferroflash_tests::gpu::Wanted;
@@ -21,6 +21,9 @@ pub(crate) enum Fill {
     FarBelow,
     /// The same with 63 and −65 in the last channel, which makes it odd.
     FarBelowOdd,
+    /// Backward: dP of every cell of the last key overflows, but in the last row, which alone sees
+    /// the key and whose dO is zero.
+    HiddenOverflow,
 }
 
 /// One call.
@@ -105,7 +108,7 @@ impl Workload {
     pub(crate) fn case<T: Real>(&self) -> Case<T> {
         let deviation = match self.fill {
             Fill::Normal(deviation) => deviation,
-            Fill::FarBelow | Fill::FarBelowOdd => 1.0,
+            Fill::FarBelow | Fill::FarBelowOdd | Fill::HiddenOverflow => 1.0,
         };
         let s = &self.shape;
         let mut case = match &self.options.packed {
@@ -118,7 +121,14 @@ impl Workload {
         if let Some(scale) = self.scale {
             case = case.with_scale(scale);
         }
-        if !matches!(self.fill, Fill::Normal(_)) {
+        if self.fill == Fill::HiddenOverflow {
+            let (last_key, last_row) = (s.kv_len - 1, s.q_len - 1);
+            let (keys, rows) = (s.kv_heads * s.value_dim, s.q_heads * s.value_dim);
+            case.v.set(|at, value| if at / keys % s.kv_len == last_key { 1e30 } else { value });
+            let is_last = |at: usize| at / rows % s.q_len == last_row;
+            case.d_o.set(|at, value| if is_last(at) { 0.0 } else { value.abs() * 1e10 });
+        }
+        if matches!(self.fill, Fill::FarBelow | Fill::FarBelowOdd) {
             let dim = s.head_dim;
             let is_odd = |index| self.fill == Fill::FarBelowOdd && index % dim == dim - 1;
             case.q.set(|index, _| if is_odd(index) { 63.0 } else { 64.0 });
@@ -160,6 +170,7 @@ impl Workload {
         for batch in 0..batch {
             for row in (0..rows).filter(|row| !is_used[batch][*row]) {
                 case.q.set_rows(batch, row..row + 1, f32::NAN);
+                case.d_o.set_rows(batch, row..row + 1, f32::NAN);
             }
             for key in (0..keys).filter(|key| !is_seen[batch][*key]) {
                 case.k.set_rows(batch, key..key + 1, f32::NAN);
@@ -223,10 +234,6 @@ pub(crate) fn backward_workloads(spec: &KernelSpec) -> Vec<Workload> {
     let some = edges.into_iter().chain([(8, value_dim), (72, 72), (112, 112), (144, 144)]);
     let some: Vec<String> = some.map(|(d, dv)| format!("channels_{d}x{dv}")).collect();
     all.retain(|w| !LEFT_OUT.contains(&w.name.as_str()));
-    for workload in all.iter_mut().filter(|w| w.shape.kv_len == 1) {
-        // dP = delta here as well; smaller values keep what f32 leaves of it within the bound.
-        workload.fill = Fill::Normal(0.25);
-    }
     all.retain(|w| !w.name.starts_with("channels_") || some.contains(&w.name));
 
     let plain = Arrangement::CONTIGUOUS;
@@ -235,7 +242,8 @@ pub(crate) fn backward_workloads(spec: &KernelSpec) -> Vec<Workload> {
         let shape = shape(2, (4, 2), lengths, (dim, value_dim));
         Workload { backward, ..Workload::new(name, shape, spec.mask) }
     };
-    let wanted = |dq, dk, dv| Backward { wanted: Wanted { dq, dk, dv }, ..Backward::PLAIN };
+    let wanted =
+        |dq, dk, dv| Backward { wanted: Wanted { dq, dk, dv, options: false }, ..Backward::PLAIN };
     let d_o = |d_o| Backward { d_o, ..Backward::PLAIN };
     all.extend([
         sized("d_lse", Backward { with_d_lse: true, ..Backward::PLAIN }),
@@ -250,6 +258,21 @@ pub(crate) fn backward_workloads(spec: &KernelSpec) -> Vec<Workload> {
         sized("d_o_gap_of_4", d_o(Arrangement { channel_gap: 4, ..plain })),
         sized("d_o_rows_past_the_end", d_o(Arrangement { row_gap: 2 * rows, ..plain })),
     ]);
+    if spec.mask != MaskClass::Full && spec.family == Family::Portable && spec.dtype == Dtype::Bf16
+    {
+        let fill = Fill::HiddenOverflow;
+        let square = shape(1, (2, 1), (keys + 9, keys + 9), (dim, value_dim));
+        all.push(Workload { fill, ..Workload::new("hidden_overflow", square, spec.mask) });
+    }
+    all.extend(crate::options::backward_workloads(spec));
+    let sees_one_key = |w: &&mut Workload| {
+        let names = ["window_of_a_key", "packed_ones", "packed_ones_ordered"];
+        w.shape.kv_len == 1 || names.contains(&w.name.as_str())
+    };
+    for workload in all.iter_mut().filter(sees_one_key) {
+        // dP = delta here as well; smaller values keep what f32 leaves of it within the bound.
+        workload.fill = Fill::Normal(0.25);
+    }
     all
 }
 
@@ -295,7 +318,9 @@ fn channels(spec: &KernelSpec) -> Vec<Workload> {
     all.dedup();
     let sized = |dims: (usize, usize)| {
         let name = format!("channels_{}x{}", dims.0, dims.1);
-        Workload::new(&name, shape(1, (2, 1), (rows + 3, keys + 5), dims), spec.mask)
+        // The bound compares two maxima: of a lone channel and head there are too few values.
+        let heads = if dims.0.min(dims.1) < 8 { (16, 8) } else { (2, 1) };
+        Workload::new(&name, shape(1, heads, (rows + 3, keys + 5), dims), spec.mask)
     };
     all.into_iter().map(sized).collect()
 }

@@ -33,41 +33,34 @@ struct Fault {
 }
 
 macro_rules! faults {
-    ($($id:literal [$($reason:literal),*] $([$($backward_reason:literal),*])?
-        $module:ident::$forward:ident $($backward:ident)?;)*) => {
+    ($($id:literal [$($reason:literal),*] $module:ident::$forward:ident $($backward:ident)?;)*) => {
         const FAULTS: &[Fault] = &[$(Fault {
             id: $id,
-            refused_on_gpu: [
-                &[$($reason),*],
-                faults!(@ [$($reason),*] $([$($backward_reason),*])?),
-            ],
+            refused_on_gpu: [&[$($reason),*]; 2],
             forward: $module::$forward,
             backward: faults!(@ $module $($backward)?),
         }),*];
     };
-    (@ [$($both:literal),*]) => { &[$($both),*] };
-    (@ [$($forward:literal),*] [$($backward:literal),*]) => { &[$($backward),*] };
     (@ $module:ident) => { None };
     (@ $module:ident $backward:ident) => { Some($module::$backward) };
 }
 
-// A second list is of the backward pass, where it differs.
 faults! {
-    "m1" [] ["packed sequences"] masks::m1_forward m1_backward;
+    "m1" [] masks::m1_forward m1_backward;
     "m2_dense" [] masks::m2_dense_forward m2_dense_backward;
-    "m2_packed" [] ["packed sequences"] masks::m2_packed_forward m2_packed_backward;
+    "m2_packed" [] masks::m2_packed_forward m2_packed_backward;
     "m3" [] masks::m3_forward m3_backward;
     "m4" [] masks::m4_forward m4_backward;
-    "m5" [] ["boolean mask"] masks::m5_forward m5_backward;
-    "m6" [] ["left window"] masks::m6_forward m6_backward;
+    "m5" [] masks::m5_forward m5_backward;
+    "m6" [] masks::m6_forward m6_backward;
     "m6_unbounded" [] masks::m6_unbounded_forward m6_unbounded_backward;
-    "m7" [] ["packed sequences"] lengths::m7_forward m7_backward;
+    "m7" [] lengths::m7_forward m7_backward;
     "m8" [] lengths::m8_forward m8_backward;
     "m8_empty" [] lengths::m8_empty_forward m8_empty_backward;
-    "m9" [] ["packed sequences"] lengths::m9_forward m9_backward;
-    "m9_past" [] ["packed sequences"] lengths::m9_past_forward m9_past_backward;
-    "m10" [] ["packed sequences"] lengths::m10_forward;
-    "m11" [] ["packed sequences"] lengths::m11_forward m11_backward;
+    "m9" [] lengths::m9_forward m9_backward;
+    "m9_past" [] lengths::m9_past_forward m9_past_backward;
+    "m10" [] lengths::m10_forward;
+    "m11" [] lengths::m11_forward m11_backward;
     "m12" [] lengths::m12_forward m12_backward;
     "m12_f32" ["bf16 and f16"] lengths::m12_f32_forward m12_f32_backward;
     "r1" [] range::r1_forward r1_backward;
@@ -81,29 +74,28 @@ faults! {
     "r7" ["bf16 and f16"] range::r7_forward r7_backward;
     "r8" [] range::r8_forward;
     "r9" [] range::r9_forward r9_backward;
-    "b1" [] ["ALiBi"] bias::b1_forward b1_backward;
-    "b2" [] ["bias"] bias::b2_forward b2_backward;
-    "b3_softcap" [] ["softcap", "packed sequences"] bias::b3_softcap_forward b3_softcap_backward;
-    "b3_window" [] ["left window", "packed sequences"] bias::b3_window_forward b3_window_backward;
-    "b3_alibi" [] ["ALiBi", "packed sequences"] bias::b3_alibi_forward b3_alibi_backward;
-    "p1" [] ["key lengths"] memory::p1_forward p1_backward;
+    "b1" [] bias::b1_forward b1_backward;
+    "b2" [] bias::b2_forward b2_backward;
+    "b3_softcap" [] bias::b3_softcap_forward b3_softcap_backward;
+    "b3_window" [] bias::b3_window_forward b3_window_backward;
+    "b3_alibi" [] bias::b3_alibi_forward b3_alibi_backward;
+    "p1" [] memory::p1_forward p1_backward;
     "p1_view" [] memory::p1_view_forward p1_view_backward;
-    "p2" [] ["key lengths"] memory::p2_forward p2_backward;
+    "p2" [] memory::p2_forward p2_backward;
     "p3" [] memory::p3_forward p3_backward;
-    "p3_window" [] ["left window"] memory::p3_window_forward p3_window_backward;
+    "p3_window" [] memory::p3_window_forward p3_window_backward;
     "p4" [] memory::p4_forward p4_backward;
     "p4_wide" ["head dimensions up to (256, 256)"] memory::p4_wide_forward p4_wide_backward;
     "p5" [] memory::p5_forward p5_backward;
     "p5_f32" ["bf16 and f16"] memory::p5_f32_forward p5_f32_backward;
     "p6" [] memory::p6_forward p6_backward;
-    "p6_packed" [] ["packed sequences"] memory::p6_packed_forward p6_packed_backward;
+    "p6_packed" [] memory::p6_packed_forward p6_packed_backward;
     "p7" [] memory::p7_forward p7_backward;
     "p7_strides" [] memory::p7_strides_forward;
     "p8" [] lengths::p8_forward;
-    "p8_lengths" [] ["key lengths"] lengths::p8_lengths_forward;
+    "p8_lengths" [] lengths::p8_lengths_forward;
     "d1" [] repeat::d1_forward d1_backward;
-    "d1_packed" [] ["left window", "packed sequences"]
-        repeat::d1_packed_forward d1_packed_backward;
+    "d1_packed" [] repeat::d1_packed_forward d1_packed_backward;
     "d2" [] repeat::d2_forward d2_backward;
     "d3" [] repeat::d3_forward d3_backward;
     "d4" ["bf16 and f16"] repeat::d4_forward d4_backward;

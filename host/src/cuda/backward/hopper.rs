@@ -63,7 +63,7 @@ impl Call<'_> {
             q_heads: shape.q_heads as u32,
             kv_heads: shape.kv_heads as u32,
             section_tiles: schedule.section * self.work_heads(&schedule) * head_tiles,
-            query_tiles: self.batch_heads() * head_tiles,
+            query_tiles: self.query_rows().1 * head_tiles,
             work_heads: self.work_heads(&schedule),
             axes: [plans[0].axes, plans[1].axes, plans[2].axes, plans[3].axes],
             scale,
@@ -97,7 +97,7 @@ impl Call<'_> {
     /// (Batch, query head)s whose sums the preprocess kernel clears.
     pub(super) fn cleared_heads(&self, main: &KernelSpec) -> u32 {
         match main.family {
-            Family::Portable => self.batch_heads(),
+            Family::Portable => self.query_rows().1,
             Family::Hopper => {
                 let schedule = schedule(self.attention, main);
                 schedule.section * self.work_heads(&schedule)

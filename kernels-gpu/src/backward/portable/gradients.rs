@@ -1,13 +1,12 @@
 //! The products over queries, dV += Pᵀ·dO and dK += dSᵀ·Q, and over keys, dQ += dS·K.
 
-use ferroflash_core::backward::params::PortableBackwardParams;
 use ferroflash_core::backward::portable::PortableBackwardTiling;
 use ferroflash_core::fragment::Fragment;
 use ferroflash_core::swizzle::PanelLayout;
 
-use super::{Kernel, Place, Step, Work};
+use super::{Kernel, Place, Step, Variant, Work};
 use crate::ptx::matrix::MatrixElement;
-use crate::ptx::memory::{add_global_f32, load_acquire_global_u32, release_add_global_u32};
+use crate::ptx::memory::{load_acquire_global_u32, release_add_global_u32};
 use crate::ptx::thread::sync_threads;
 use crate::tile::{LaneAddress, accumulate};
 
@@ -47,7 +46,7 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
         layout: &PanelLayout,
         query: u32,
     ) {
-        let tiles = Self::PLAN.queries_at_once as usize / 8;
+        let tiles = Self::QUERY_TILES;
         let mut step = 0;
         while step < tiles / 2 {
             let mut a = [[0; 4]; 2];
@@ -106,9 +105,23 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
         Self::add_shared(dk, place.shared + Self::PLAN.ds, q, &Self::Q, place);
     }
 
+    /// Row tile and, in tiles of 8, column of accumulator tile `tile` of dQ, from the warp's first.
+    #[inline(always)]
+    pub(super) const fn sum_tile(tile: usize) -> (u32, u32) {
+        let pairs = Self::PLAN.dq_columns as usize / 16;
+        let row_groups = Self::TILE.q_rows / (16 * Self::PLAN.dq_row_tiles);
+        let column_groups = Self::TILE.warps / row_groups;
+        let (row_tile, within) = (tile / (2 * pairs), tile % (2 * pairs));
+        (row_tile as u32, within as u32 / 2 * 2 * column_groups + within as u32 % 2)
+    }
+
     /// Adds dS·K of the block's keys to the sums of a query tile.
     #[inline(always)]
-    pub(super) unsafe fn add_queries(params: &PortableBackwardParams, step: Step, place: &Place) {
+    pub(super) unsafe fn add_queries<C: Variant<T, E>>(
+        params: &C::Params,
+        step: Step,
+        place: &Place,
+    ) {
         let plan = &Self::PLAN;
         let row_groups = Self::TILE.q_rows / (16 * plan.dq_row_tiles);
         let column_groups = Self::TILE.warps / row_groups;
@@ -145,38 +158,20 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
             key += 16;
         }
 
-        let scratch = &params.scratch;
+        let common = C::common(params);
         let work = Work::load(place.shared + plan.work);
-        let head = work.batch * params.q_heads + step.q_head;
-        let tiles = Self::TILE.head_dim / 8;
-        let row = head as u64 * scratch.padded_rows as u64
-            + (step.tile * Self::TILE.q_rows + first_row) as u64;
-        let block = row / 16 * tiles as u64 + (first_column / 8) as u64;
-        let sums = scratch.dq + (block * 128 + place.lane as u64) * 4;
-        // Counter 0 is the one that numbers are drawn from.
-        let head_tiles = scratch.padded_rows / Self::TILE.q_rows;
-        let number = 1 + head as u64 * head_tiles as u64 + step.tile as u64;
-        let turn = scratch.counters + number * 4;
-        if params.ordered != 0 {
+        let (counter, turn) = C::turn(params, &work, step, place.shared);
+        if common.ordered != 0 {
             if place.thread == 0 {
-                let kv_block = work.first_key / Self::TILE.kv_columns;
-                while load_acquire_global_u32(turn) != kv_block {}
+                while load_acquire_global_u32(counter) != turn {}
             }
             sync_threads();
         }
-        let mut index = 0;
-        while index < T::QueryGradient::LEN {
-            let (tile, value) = (index / 4, index % 4);
-            let (row_tile, within) = (tile / (2 * pairs), tile % (2 * pairs));
-            let column = within / 2 * 2 * column_groups as usize + within % 2;
-            let offset = (row_tile * tiles as usize + column) * 512 + value * 128;
-            add_global_f32(sums + offset as u64, dq.at(index));
-            index += 1;
-        }
-        if params.ordered != 0 {
+        C::add_sums(params, place, step, first_row, first_column, &dq);
+        if common.ordered != 0 {
             sync_threads();
             if place.thread == 0 {
-                release_add_global_u32(turn, 1);
+                release_add_global_u32(counter, 1);
             }
         }
     }

@@ -23,35 +23,45 @@
 //! operands. A lone dO slot is filled again after the last product that reads it: that is before
 //! the middle barrier or, where warps share keys, before one more barrier.
 //!
-//! **Masks.** P of a hidden cell, of a row past the end among them, is made 0 by selection, never
-//! by arithmetic; tiles that hold none skip the compares, and tiles with nothing visible are never
-//! loaded.
+//! **Masks.** P and dP of a hidden cell, of a row past the end among them, are made 0 by selection,
+//! never by arithmetic, before dS is made of them. Tiles that hold none skip the
+//! compares, and tiles with nothing visible are never loaded. What a mask class decides is behind
+//! [`Variant`]: `plain.rs` has the classes `full` and `causal`, `masked.rs` and `options.rs` the
+//! classes `masked` and `general`.
 //!
 //! **Ordered sums.** Where equal runs must be equal bits, blocks draw their number from a counter
-//! and a block adds to a dQ tile when the blocks of all lower keys have: it waits for the tile's
+//! and a block adds to a dQ tile when those of lower keys that visit it have: it waits for the tile's
 //! turn, adds, and passes the turn on once every thread has added. Whoever it waits for drew a
 //! lower number, so it has started, and in turn waits for lower numbers only: the lowest never
 //! waits.
 
 mod gradients;
+mod masked;
+mod options;
+mod plain;
 mod scores;
 mod tiles;
 
 use core::marker::PhantomData;
 
-use ferroflash_core::axes::{MaskClass, MaskKind};
+use ferroflash_core::axes::MaskKind;
 use ferroflash_core::backward::params::PortableBackwardParams;
+use ferroflash_core::backward::params::options::PortableMaskedBackwardParams;
 use ferroflash_core::backward::portable::{PortableBackwardPlan, PortableBackwardTiling};
 use ferroflash_core::fragment::Fragment;
-use ferroflash_core::schedule::divide;
+use ferroflash_core::params::DeviceTensor;
 use ferroflash_core::swizzle::PanelLayout;
 use ferroflash_core::tile::TileShape;
+
+use self::masked::WithOptions;
+use self::plain::Plain;
 
 use crate::ptx::async_copy::{commit_group, wait_group};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::{dynamic_shared, fetch_add_global_u32, load_shared_v4, store_shared_v4};
 use crate::ptx::thread::{block_idx_x, opaque, sync_threads, thread_idx_x};
 use crate::ptx::warp::uniform;
+use crate::tile::Rows;
 
 /// Constants of one specialisation.
 struct Kernel<T, E>(PhantomData<(T, E)>);
@@ -89,29 +99,6 @@ struct Work {
 }
 
 impl Work {
-    #[inline(always)]
-    fn new<M: MaskKind>(params: &PortableBackwardParams, index: u32, tile: &TileShape) -> Self {
-        let work = params.schedule.work(index);
-        let batch = divide(work.batch_head, params.kv_heads);
-        let first_key = work.kv_block * tile.kv_columns;
-        let visible = &params.visibility;
-        let rows = match M::CLASS {
-            MaskClass::Full if first_key < visible.kv_len => 0..visible.q_len,
-            MaskClass::Full => 0..0,
-            _ => visible.rows_of_any(&(first_key..first_key + tile.kv_columns)),
-        };
-        let kv_head = work.batch_head - batch * params.kv_heads;
-        let heads = if rows.start < rows.end { params.group } else { 0 };
-        Self {
-            batch,
-            kv_head,
-            first_key,
-            end_head: kv_head * params.group + heads,
-            first_tile: rows.start / tile.q_rows,
-            end_tile: rows.end.div_ceil(tile.q_rows),
-        }
-    }
-
     #[inline(always)]
     unsafe fn store(self, slot: u32) {
         store_shared_v4(slot, [self.batch, self.kv_head, self.first_key, self.end_head]);
@@ -155,6 +142,107 @@ impl Step {
     }
 }
 
+/// Where the scores lie that a warp holds at a time, keys down and queries across. Made where it is
+/// needed, as [`Place`] is.
+struct Corner {
+    /// First query of the tile.
+    tile_row: u32,
+    /// First of the warp's keys, in the item.
+    warp_key: u32,
+    /// First of its queries.
+    warp_row: u32,
+    /// First of the lane's keys.
+    key: u32,
+    /// First of its queries.
+    row: u32,
+}
+
+impl Corner {
+    /// Of the scores of queries from `query` on, in the step's tile.
+    #[inline(always)]
+    unsafe fn of<T: PortableBackwardTiling, E: MatrixElement>(
+        place: &Place,
+        step: Step,
+        query: u32,
+    ) -> Self {
+        let lane = opaque(place.lane);
+        let tile_row = opaque(step.tile) * T::SHAPE.q_rows;
+        let work = Work::load(place.shared + Kernel::<T, E>::PLAN.work);
+        let (warp_key, warp_row) = (work.first_key + place.key, tile_row + query);
+        let (key, row) = (warp_key + lane / 4, warp_row + lane % 4 * 2);
+        Self { tile_row, warp_key, warp_row, key, row }
+    }
+}
+
+/// What a mask class decides. Rows and keys are counted from their item's first.
+trait Variant<T: PortableBackwardTiling, E: MatrixElement> {
+    /// The kernel's parameters.
+    type Params;
+
+    /// The part of them that all kernels have.
+    fn common(params: &Self::Params) -> &PortableBackwardParams;
+
+    /// Finds the block's work and leaves it in shared memory, to be read after a barrier. All
+    /// threads call this.
+    unsafe fn find_work(params: &Self::Params, shared: u32, thread: u32);
+
+    /// The block's rows of k or v; zero where no row sees the key.
+    unsafe fn keys(params: &Self::Params, work: &Work, shared: u32, tensor: &DeviceTensor) -> Rows;
+
+    /// The block's rows of a gradient of k or v, seen or not.
+    unsafe fn key_gradients(
+        params: &Self::Params,
+        work: &Work,
+        shared: u32,
+        tensor: &DeviceTensor,
+    ) -> Rows;
+
+    /// A step's rows of q or dO.
+    unsafe fn queries(
+        params: &Self::Params,
+        work: &Work,
+        step: Step,
+        shared: u32,
+        tensor: &DeviceTensor,
+    ) -> Rows;
+
+    /// Starts copying the step's lse, then its delta, to shared memory at `rows`.
+    unsafe fn copy_states(
+        params: &Self::Params,
+        work: &Work,
+        step: Step,
+        shared: u32,
+        rows: u32,
+        thread: u32,
+    );
+
+    /// From products of queries and keys in `p` and of dO and values in `ds`: Pᵀ, what dV is made
+    /// of, and dSᵀ. `query` is the first of the queries in the step's tile, `states` the address
+    /// of the lane's first lse.
+    unsafe fn weigh(
+        params: &Self::Params,
+        place: &Place,
+        step: Step,
+        query: u32,
+        states: u32,
+        p: &mut T::Scores,
+        ds: &mut T::Scores,
+    );
+
+    /// The address of a query tile's counter, and its value when the block may add to the tile.
+    unsafe fn turn(params: &Self::Params, work: &Work, step: Step, shared: u32) -> (u64, u32);
+
+    /// Adds a warp's part of dQ to the sums; its first row is in the tile.
+    unsafe fn add_sums(
+        params: &Self::Params,
+        place: &Place,
+        step: Step,
+        first_row: u32,
+        first_column: u32,
+        dq: &T::QueryGradient,
+    );
+}
+
 /// A thread's place in its block.
 struct Place {
     shared: u32,
@@ -190,7 +278,7 @@ unsafe fn number(params: &PortableBackwardParams) -> u32 {
     }
 }
 
-/// The work of one block.
+/// The work of one block of a kernel without options.
 ///
 /// # Safety
 /// Launched as the kernel table says, with one block for each of the schedule's, after a preprocess
@@ -199,22 +287,37 @@ unsafe fn number(params: &PortableBackwardParams) -> u32 {
 pub unsafe fn block<T: PortableBackwardTiling, E: MatrixElement, M: MaskKind>(
     params: &PortableBackwardParams,
 ) {
+    run::<T, E, Plain<M>>(params);
+}
+
+/// The work of one block of a kernel with options.
+///
+/// # Safety
+/// As [`block`].
+#[inline(always)]
+pub unsafe fn masked_block<T: PortableBackwardTiling, E: MatrixElement, M: MaskKind>(
+    params: &PortableMaskedBackwardParams,
+) {
+    run::<T, E, WithOptions<M>>(params);
+}
+
+#[inline(always)]
+unsafe fn run<T: PortableBackwardTiling, E: MatrixElement, V: Variant<T, E>>(params: &V::Params) {
     const { Kernel::<T, E>::CHECKED };
     let (plan, tile) = (&Kernel::<T, E>::PLAN, &T::SHAPE);
     let (shared, thread) = (dynamic_shared(), thread_idx_x());
     let work_slot = shared + plan.work;
-    if thread == 0 {
-        Work::new::<M>(params, number(params), tile).store(work_slot);
-    }
+    let common = V::common(params);
+    V::find_work(params, shared, thread);
     sync_threads();
 
     let mut dk = T::KeyGradient::ZERO;
     let mut dv = T::ValueGradient::ZERO;
     let mut values = T::Values::ZERO;
-    let (mut step, mut slot) = (Step::first(&Work::load(work_slot), params.group), 0);
+    let (mut step, mut slot) = (Step::first(&Work::load(work_slot), common.group), 0);
     if step.is_of(&Work::load(work_slot)) {
         let work = Work::load(work_slot);
-        Kernel::<T, E>::copy_keys(params, &work, shared, thread);
+        Kernel::<T, E>::copy_keys::<V>(params, &work, shared, thread);
         if plan.values_in_registers {
             commit_group();
             wait_group::<0>();
@@ -222,8 +325,8 @@ pub unsafe fn block<T: PortableBackwardTiling, E: MatrixElement, M: MaskKind>(
             values = Kernel::<T, E>::load_values(&Place::of::<T, E>(shared, thread));
             sync_threads();
         }
-        Kernel::<T, E>::copy_queries(params, &work, step, slot, shared, thread);
-        Kernel::<T, E>::copy_d_o(params, &work, step, slot, shared, thread);
+        Kernel::<T, E>::copy_queries::<V>(params, &work, step, slot, shared, thread);
+        Kernel::<T, E>::copy_d_o::<V>(params, &work, step, slot, shared, thread);
         commit_group();
     }
     while step.is_of(&Work::load(work_slot)) {
@@ -232,16 +335,16 @@ pub unsafe fn block<T: PortableBackwardTiling, E: MatrixElement, M: MaskKind>(
         let work = Work::load(work_slot);
         let next = step.next(&work);
         if next.is_of(&work) {
-            Kernel::<T, E>::copy_queries(params, &work, next, slot ^ 1, shared, thread);
+            Kernel::<T, E>::copy_queries::<V>(params, &work, next, slot ^ 1, shared, thread);
             if tile.stages == 2 {
-                Kernel::<T, E>::copy_d_o(params, &work, next, slot ^ 1, shared, thread);
+                Kernel::<T, E>::copy_d_o::<V>(params, &work, next, slot ^ 1, shared, thread);
             }
         }
         commit_group();
 
         let d_o_slot = if tile.stages == 2 { slot } else { 0 };
         let place = Place::of::<T, E>(shared, thread);
-        Kernel::<T, E>::scores::<M>(
+        Kernel::<T, E>::scores::<V>(
             params, step, slot, d_o_slot, &place, &values, &mut dk, &mut dv,
         );
         sync_threads();
@@ -256,7 +359,7 @@ pub unsafe fn block<T: PortableBackwardTiling, E: MatrixElement, M: MaskKind>(
             let work = Work::load(work_slot);
             let next = step.next(&work);
             if next.is_of(&work) {
-                Kernel::<T, E>::copy_d_o(params, &work, next, 0, shared, thread);
+                Kernel::<T, E>::copy_d_o::<V>(params, &work, next, 0, shared, thread);
             }
             commit_group();
         }
@@ -264,8 +367,8 @@ pub unsafe fn block<T: PortableBackwardTiling, E: MatrixElement, M: MaskKind>(
         if Kernel::<T, E>::IS_SHARED {
             Kernel::<T, E>::add_shared_keys(&place, slot, &mut dk);
         }
-        if params.scratch.dq != 0 {
-            Kernel::<T, E>::add_queries(params, step, &place);
+        if common.scratch.dq != 0 {
+            Kernel::<T, E>::add_queries::<V>(params, step, &place);
         }
         step = step.next(&Work::load(work_slot));
         slot ^= 1;
@@ -274,7 +377,7 @@ pub unsafe fn block<T: PortableBackwardTiling, E: MatrixElement, M: MaskKind>(
     let work = Work::load(work_slot);
     sync_threads();
     let place = Place::of::<T, E>(shared, thread);
-    Kernel::<T, E>::stage_gradients(&place, params.scale, &dk, &dv);
+    Kernel::<T, E>::stage_gradients(&place, common.scale, &dk, &dv);
     sync_threads();
-    Kernel::<T, E>::write_gradients(params, &work, shared, thread);
+    Kernel::<T, E>::write_gradients::<V>(params, &work, shared, thread);
 }

@@ -1,23 +1,24 @@
 //! The products over channels: Sᵀ = K·Qᵀ and dPᵀ = V·dOᵀ; and from them Pᵀ and dSᵀ.
 
-use ferroflash_core::axes::{MaskClass, MaskKind};
-use ferroflash_core::backward::params::PortableBackwardParams;
 use ferroflash_core::backward::portable::PortableBackwardTiling;
 use ferroflash_core::fragment::Fragment;
 use ferroflash_core::swizzle::PanelLayout;
-use ferroflash_core::visibility::Visibility;
 
-use super::{Kernel, Place, Step, Work};
-use crate::ptx::math::{exp2, fma};
+use super::{Kernel, Place, Step, Variant};
 use crate::ptx::matrix::MatrixElement;
-use crate::ptx::memory::load_shared_v2_f32;
 use crate::ptx::thread::opaque;
 use crate::tile::{LaneAddress, PairAddress, accumulate};
 
 impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
-    const QUERIES: u32 = Self::PLAN.queries_at_once;
+    pub(super) const QUERIES: u32 = Self::PLAN.queries_at_once;
     /// Tiles of 8 queries held at a time.
-    const QUERY_TILES: usize = Self::PLAN.queries_at_once as usize / 8;
+    pub(super) const QUERY_TILES: usize = Self::PLAN.queries_at_once as usize / 8;
+
+    /// Index of a lane's score: its key `half`, 8 apart, and its query `column`, of every 8 two.
+    #[inline(always)]
+    pub(super) const fn cell(half: usize, column: usize) -> usize {
+        (half / 2 * Self::QUERY_TILES + column / 2) * 4 + half % 2 * 2 + column % 2
+    }
 
     /// `a · bᵀ` over `channels` channels: rows of `a`, by the step of 16 channels, with
     /// [`Self::QUERIES`] rows of `b`.
@@ -66,67 +67,6 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
         rows
     }
 
-    /// Makes P of hidden cells 0. `key` and `row` are the first of this lane's.
-    #[inline(always)]
-    unsafe fn hide<M: MaskKind>(p: &mut T::Scores, visible: &Visibility, key: u32, row: u32) {
-        let mut column = 0;
-        while column < Self::QUERY_TILES * 2 {
-            let row = row + (column / 2 * 8 + column % 2) as u32;
-            // Lengths and sides are bounded so that this sum fits; see `MAX_LENGTH`.
-            let diagonal_end = row as i32 + visible.offset + visible.right + 1;
-            let keys_end = match M::CLASS {
-                _ if row >= visible.q_len => 0,
-                MaskClass::Full => visible.kv_len as i32,
-                _ => diagonal_end.min(visible.kv_len as i32),
-            };
-            let mut half = 0;
-            while half < Self::ROW_TILES * 2 {
-                let first = (half / 2 * Self::QUERY_TILES + column / 2) * 4;
-                if (key + half as u32 * 8) as i32 >= keys_end {
-                    *p.at_mut(first + half % 2 * 2 + column % 2) = 0.0;
-                }
-                half += 1;
-            }
-            column += 1;
-        }
-    }
-
-    /// Pᵀ in the place of Sᵀ. `rows` is the address of the first of this lane's rows' lse.
-    #[inline(always)]
-    unsafe fn probabilities(scores: &mut T::Scores, rows: u32, scale: f32) {
-        let mut tile = 0;
-        while tile < Self::QUERY_TILES {
-            let lse = load_shared_v2_f32(rows + tile as u32 * 32);
-            let mut index = 0;
-            while index < Self::ROW_TILES * 4 {
-                let first = (index / 4 * Self::QUERY_TILES + tile) * 4;
-                let value = scores.at_mut(first + index % 4);
-                // One rounding near the row's maximum, whatever the magnitude of lse.
-                let exponent = fma(*value, scale, -lse[index % 2]);
-                *value = exp2(exponent * core::f32::consts::LOG2_E);
-                index += 1;
-            }
-            tile += 1;
-        }
-    }
-
-    /// dSᵀ = P∘(dP − delta), in the place of dPᵀ.
-    #[inline(always)]
-    unsafe fn score_gradients(dp: &mut T::Scores, p: &T::Scores, rows: u32) {
-        let mut tile = 0;
-        while tile < Self::QUERY_TILES {
-            let delta = load_shared_v2_f32(rows + Self::TILE.q_rows * 4 + tile as u32 * 32);
-            let mut index = 0;
-            while index < Self::ROW_TILES * 4 {
-                let place = (index / 4 * Self::QUERY_TILES + tile) * 4 + index % 4;
-                let value = dp.at_mut(place);
-                *value = p.at(place) * (*value - delta[index % 2]);
-                index += 1;
-            }
-            tile += 1;
-        }
-    }
-
     /// Stores Pᵀ or dSᵀ of the queries from `query` on.
     #[inline(always)]
     unsafe fn store_transposed(values: &T::Scores, to: PairAddress, query: u32) {
@@ -147,8 +87,8 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
     /// memory and, where the warp alone owns its keys, into dV and dK.
     #[inline(always)]
     #[expect(clippy::too_many_arguments, reason = "a kernel's state, all in registers")]
-    pub(super) unsafe fn scores<M: MaskKind>(
-        params: &PortableBackwardParams,
+    pub(super) unsafe fn scores<C: Variant<T, E>>(
+        params: &C::Params,
         step: Step,
         slot: u32,
         d_o_slot: u32,
@@ -158,7 +98,6 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
         dv: &mut T::ValueGradient,
     ) {
         let (plan, tile) = (&Self::PLAN, &Self::TILE);
-        let visible = &params.visibility;
         let first_query = place.split * (tile.q_rows / plan.splits);
         let (q, d_o) = Self::query_tiles(place, slot, d_o_slot);
         let rows = place.shared + plan.rows + (slot * 2 * tile.q_rows + first_query) * 4;
@@ -192,19 +131,7 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
 
             let lane = opaque(place.lane);
             let states = rows + (query + lane % 4 * 2) * 4;
-            Self::probabilities(&mut p, states, params.scale);
-            let first_row = opaque(step.tile) * tile.q_rows;
-            let first_key = Work::load(place.shared + plan.work).first_key + place.key;
-            let full_end = match M::CLASS {
-                _ if first_row + tile.q_rows > visible.q_len => 0,
-                MaskClass::Full => visible.kv_len,
-                _ => visible.keys_end(first_row),
-            };
-            if first_key + plan.row_tiles * 16 > full_end {
-                let row = first_row + first_query + query + lane % 4 * 2;
-                Self::hide::<M>(&mut p, visible, first_key + lane / 4, row);
-            }
-            Self::score_gradients(&mut ds, &p, states);
+            C::weigh(params, place, step, first_query + query, states, &mut p, &mut ds);
             let pairs = |tile| PairAddress::new(&Self::D_S, tile, place.key, first_query, lane);
             Self::store_transposed(&ds, pairs(place.shared + plan.ds), query);
             if Self::IS_SHARED {

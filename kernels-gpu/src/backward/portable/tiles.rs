@@ -1,13 +1,11 @@
 //! What moves between global and shared memory: K and V at the start, Q, dO and the rows' states
 //! each step, dK and dV at the end.
 
-use ferroflash_core::backward::params::PortableBackwardParams;
 use ferroflash_core::backward::portable::PortableBackwardTiling;
 use ferroflash_core::fragment::Fragment;
 use ferroflash_core::swizzle::PanelLayout;
 
-use super::{Kernel, Place, Step, Work};
-use crate::ptx::async_copy::cp_async_16;
+use super::{Kernel, Place, Step, Variant, Work};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::thread::opaque;
 use crate::tile::{LaneAddress, PairAddress, Rows, copy_tile, write_tile};
@@ -25,15 +23,15 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
 
     /// Starts copying the block's K and V.
     #[inline(always)]
-    pub(super) unsafe fn copy_keys(
-        params: &PortableBackwardParams,
+    pub(super) unsafe fn copy_keys<C: Variant<T, E>>(
+        params: &C::Params,
         work: &Work,
         shared: u32,
         thread: u32,
     ) {
-        let keys = params.visibility.kv_len;
-        let k = Rows::of(&params.k, work.batch, work.kv_head, work.first_key, keys);
-        let v = Rows::of(&params.v, work.batch, work.kv_head, work.first_key, keys);
+        let common = C::common(params);
+        let k = C::keys(params, work, shared, &common.k);
+        let v = C::keys(params, work, shared, &common.v);
         Self::copy(Self::K, k, shared + Self::PLAN.k, thread);
         Self::copy(Self::V, v, shared + Self::PLAN.v, thread);
     }
@@ -59,8 +57,8 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
 
     /// Starts copying a step's Q rows, their lse and their delta.
     #[inline(always)]
-    pub(super) unsafe fn copy_queries(
-        params: &PortableBackwardParams,
+    pub(super) unsafe fn copy_queries<C: Variant<T, E>>(
+        params: &C::Params,
         work: &Work,
         step: Step,
         slot: u32,
@@ -68,35 +66,23 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
         thread: u32,
     ) {
         let thread = opaque(thread);
-        let row = step.tile * Self::TILE.q_rows;
-        let q = Rows::of(&params.q, work.batch, step.q_head, row, params.visibility.q_len);
+        let q = C::queries(params, work, step, shared, &C::common(params).q);
         Self::copy(Self::Q, q, shared + Self::PLAN.q + slot * Self::PLAN.q_stage, thread);
-        let chunks = Self::TILE.q_rows / 4;
-        if thread < 2 * chunks {
-            let (array, chunk) = if thread < chunks {
-                (params.scratch.lse, thread)
-            } else {
-                (params.scratch.delta, thread - chunks)
-            };
-            let head = (work.batch * params.q_heads + step.q_head) as u64;
-            let first = head * params.scratch.padded_rows as u64 + (row + chunk * 4) as u64;
-            let rows = shared + Self::PLAN.rows + slot * 2 * Self::TILE.q_rows * 4;
-            cp_async_16(rows + thread * 16, array + first * 4, 16);
-        }
+        let rows = shared + Self::PLAN.rows + slot * 2 * Self::TILE.q_rows * 4;
+        C::copy_states(params, work, step, shared, rows, thread);
     }
 
     /// Starts copying a step's dO rows.
     #[inline(always)]
-    pub(super) unsafe fn copy_d_o(
-        params: &PortableBackwardParams,
+    pub(super) unsafe fn copy_d_o<C: Variant<T, E>>(
+        params: &C::Params,
         work: &Work,
         step: Step,
         slot: u32,
         shared: u32,
         thread: u32,
     ) {
-        let row = step.tile * Self::TILE.q_rows;
-        let d_o = Rows::of(&params.d_o, work.batch, step.q_head, row, params.visibility.q_len);
+        let d_o = C::queries(params, work, step, shared, &C::common(params).d_o);
         let tile = shared + Self::PLAN.d_o + slot * Self::PLAN.d_o_stage;
         Self::copy(Self::D_O, d_o, tile, opaque(thread));
     }
@@ -147,8 +133,8 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
 
     /// Writes the staged gradients that are wanted.
     #[inline(always)]
-    pub(super) unsafe fn write_gradients(
-        params: &PortableBackwardParams,
+    pub(super) unsafe fn write_gradients<C: Variant<T, E>>(
+        params: &C::Params,
         work: &Work,
         shared: u32,
         thread: u32,
@@ -160,12 +146,12 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
                 write_tile::<256>(layout, rows, from, thread);
             }
         };
-        let (batch, head, key) = (work.batch, work.kv_head, work.first_key);
-        if params.dk.address != 0 {
-            write(Self::K, Rows::of(&params.dk, batch, head, key, params.kv_rows), shared);
+        let common = C::common(params);
+        if common.dk.address != 0 {
+            write(Self::K, C::key_gradients(params, work, shared, &common.dk), shared);
         }
-        if params.dv.address != 0 {
-            let rows = Rows::of(&params.dv, batch, head, key, params.kv_rows);
+        if common.dv.address != 0 {
+            let rows = C::key_gradients(params, work, shared, &common.dv);
             write(Self::V, rows, shared + Self::K.bytes());
         }
     }

@@ -13,7 +13,8 @@ use ferroflash_core::visibility::Visibility;
 
 use super::place::Place;
 use super::{Kernel, Warp, fragment_row};
-use crate::ptx::math::{exp2, fma, reciprocal};
+use crate::options::{biased, sides, tanh};
+use crate::ptx::math::fma;
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::{load_global_pair_f32, load_global_pair_u8};
 
@@ -230,33 +231,4 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
             row_tile += 1;
         }
     }
-}
-
-/// The first key that `row` sees and one past its last, in 32 bits: the host bounds lengths and
-/// sides so that no sum overflows. The first may be negative.
-#[inline(always)]
-fn sides(visible: &Visibility, row: u32) -> (i32, i32) {
-    let diagonal = row as i32 + visible.offset;
-    (diagonal - visible.left, (diagonal + visible.right + 1).min(visible.kv_len as i32))
-}
-
-#[inline(always)]
-fn biased(score: f32, bias: f32) -> f32 {
-    if bias == f32::NEG_INFINITY { bias } else { score + bias }
-}
-
-/// Beyond this, the exponential form of tanh is accurate to 3·10⁻⁷.
-const SMALL: f32 = 0.3;
-
-/// tanh within 3·10⁻⁷ of its value, exactly ±1 from where f32 can't tell. Far from zero
-/// `1 − 2 / (e²ˣ + 1)`, which saturates as its exponential does; near zero, where that cancels,
-/// `x + x³·p(x²)` with p of degree 2 fitted to |x| ≤ 0.3, error 10⁻⁷.
-#[inline(always)]
-fn tanh(x: f32) -> f32 {
-    let power = exp2(x * (2.0 * core::f32::consts::LOG2_E));
-    let far = fma(-2.0, reciprocal(power + 1.0), 1.0);
-    let square = x * x;
-    let polynomial = fma(fma(-0.050_372_26, square, 0.133_149_07), square, -0.333_330_63);
-    let near = fma(x * square, polynomial, x);
-    if x.abs() < SMALL { near } else { far }
 }

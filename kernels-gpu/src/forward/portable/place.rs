@@ -5,14 +5,14 @@
 //! no barrier is needed; what a tile needs to know is then read from shared memory again and again,
 //! since registers are what these kernels lack most.
 
-use ferroflash_core::items::{ItemSearch, Items};
+use ferroflash_core::items::Items;
 use ferroflash_core::params::options::PortableMaskedParams;
 use ferroflash_core::schedule::divide;
 use ferroflash_core::visibility::Visibility;
 
+use crate::options::{find_item, read_length};
 use crate::ptx::memory::{load_global_u32, load_shared_v4, store_shared_v4};
 use crate::ptx::thread::block_idx_x;
-use crate::ptx::warp::ballot;
 
 /// A block's rows, and what their scores depend on.
 #[derive(Clone, Copy)]
@@ -53,19 +53,20 @@ impl Place {
         let items = &params.items;
         let work = params.forward.schedule.work(block_idx_x());
         let (index, q_head, q_block) = if items.is_packed() {
-            let index = find_item(items, work.q_block, q_rows, lane);
-            let first_slot = items.first_slot(index, q_rows, read);
-            (index, work.batch_head, work.q_block.wrapping_sub(first_slot))
+            let first_slot = |index| items.first_slot(index, q_rows, read_length);
+            let index = find_item(items, work.q_block, lane, first_slot);
+            (index, work.batch_head, work.q_block.wrapping_sub(first_slot(index)))
         } else {
             let index = divide(work.batch_head, params.forward.q_heads);
             (index, work.batch_head - index * params.forward.q_heads, work.q_block)
         };
-        let item = items.item(index, read);
+        let item = items.item(index, read_length);
         if q_block >= item.q_rows.div_ceil(q_rows) {
             return None;
         }
         let slopes = &params.options.alibi;
-        let slope = if slopes.address == 0 {
+        // Rows past the last packed item have no slope, and need none: they see no key.
+        let slope = if slopes.address == 0 || index >= items.count {
             0.0
         } else {
             let offset = slopes.offset(index, q_head) * 4;
@@ -122,26 +123,4 @@ impl Place {
             slope: f32::from_bits(slope),
         }
     }
-}
-
-/// The packed item that `slot` belongs to.
-#[inline(always)]
-unsafe fn find_item(items: &Items, slot: u32, q_rows: u32, lane: u32) -> u32 {
-    let mut search = ItemSearch::new(items);
-    while search.count > 1 {
-        let is_reached = match search.candidate(lane) {
-            Some(index) => items.first_slot(index, q_rows, read) <= slot,
-            None => false,
-        };
-        search = search.narrowed(ballot(is_reached));
-    }
-    search.first
-}
-
-/// Value `index` of an i32 array.
-#[inline(always)]
-fn read(array: u64, index: u32) -> i32 {
-    // SAFETY: the host checked that the array has a value an item, and where it has one more, the
-    // caller asks for no index beyond.
-    unsafe { load_global_u32(array + u64::from(index) * 4) as i32 }
 }

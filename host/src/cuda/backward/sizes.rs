@@ -1,0 +1,111 @@
+//! How many blocks a backward call takes and how much memory, by its sizes alone.
+
+use ferroflash_core::axes::Family;
+use ferroflash_core::backward::schedule::BackwardSchedule;
+use ferroflash_core::backward::scratch::ScratchSizes;
+use ferroflash_core::table::KernelSpec;
+
+use crate::attention::{Attention, Layout};
+use crate::cuda::device::Limits;
+
+/// Rows and channels that a preprocess or convert block takes.
+pub(super) const STAGE_TILE: usize = 64;
+
+/// The query rows of a call as the stages take them, in which packed items are one: how many rows,
+/// and heads of all items.
+pub(super) fn query_rows(attention: &Attention) -> (usize, usize) {
+    let shape = &attention.shape;
+    match attention.layout {
+        Layout::Packed { q_tokens, .. } => (q_tokens, shape.q_heads),
+        Layout::Dense | Layout::KeyLengths => {
+            (shape.q_len, shape.batch.saturating_mul(shape.q_heads))
+        }
+    }
+}
+
+/// What the stages share, for a call that wants every gradient.
+pub(super) fn scratch_sizes(attention: &Attention, spec: &KernelSpec) -> ScratchSizes {
+    let (rows, heads) = query_rows(attention);
+    let tile_rows = spec.tile.q_rows as usize;
+    let tiles = rows.div_ceil(tile_rows);
+    // Each packed item begins a tile of its own.
+    let item_tiles = match attention.layout {
+        Layout::Packed { .. } => rows / tile_rows + attention.shape.batch + 1,
+        Layout::Dense | Layout::KeyLengths => tiles,
+    };
+    let schedule = schedule(attention, spec);
+    let counters = match (heads * tiles, heads as u64 * item_tiles as u64) {
+        (0, _) => 0,
+        (_, query_tiles) => spec.counters(&schedule, query_tiles, attention.deterministic),
+    };
+    let part_sums = match schedule.parts {
+        1 => 0,
+        _ => {
+            let keys = u64::from(schedule.kv_blocks) * u64::from(spec.tile.kv_columns);
+            let channels = u64::from(spec.tile.head_dim + spec.tile.value_dim);
+            u64::from(schedule.batch_heads) * keys * channels
+        }
+    };
+    ScratchSizes {
+        batch_heads: heads as u64,
+        padded_rows: (tiles * tile_rows) as u32,
+        dq_channels: spec.tile.head_dim,
+        powers_of_two: spec.family == Family::Hopper,
+        counters,
+        part_sums,
+    }
+}
+
+/// Bytes of workspace that a backward call through `spec` needs.
+pub(crate) fn workspace_bytes(attention: &Attention, spec: &KernelSpec) -> usize {
+    usize::try_from(scratch_sizes(attention, spec).bytes()).unwrap_or(usize::MAX)
+}
+
+/// Key blocks of a head, and heads: of every item, or of all packed items together (see
+/// `ferroflash_core::items`).
+fn key_blocks(attention: &Attention, spec: &KernelSpec) -> (usize, usize) {
+    let shape = &attention.shape;
+    match attention.layout {
+        Layout::Packed { kv_tokens, .. } => {
+            let slots = kv_tokens / spec.tile.kv_columns as usize + 1;
+            (slots.saturating_add(shape.batch), shape.kv_heads)
+        }
+        Layout::Dense | Layout::KeyLengths => {
+            (spec.tile.kv_blocks(shape.kv_len), shape.batch.saturating_mul(shape.kv_heads))
+        }
+    }
+}
+
+/// The largest grid among the stages of a backward call through `spec`; `None` past 64 bits.
+pub(crate) fn most_blocks(attention: &Attention, spec: &KernelSpec) -> Option<usize> {
+    let (rows, heads) = query_rows(attention);
+    let tile_rows = spec.tile.q_rows as usize;
+    let padded = rows.div_ceil(tile_rows) * tile_rows;
+    let panels = (spec.tile.head_dim as usize).div_ceil(STAGE_TILE);
+    let stages = padded.div_ceil(STAGE_TILE) * panels;
+    // One more block a query head, for its sink.
+    let stages = stages.checked_mul(heads)?.checked_add(attention.shape.q_heads)?;
+    let (blocks, kv_heads) = key_blocks(attention, spec);
+    Some(stages.max(blocks.checked_mul(kv_heads)?))
+}
+
+/// The order in which blocks of `spec` take a call's key blocks.
+pub(crate) fn schedule(attention: &Attention, spec: &KernelSpec) -> BackwardSchedule {
+    match attention.layout {
+        Layout::Packed { .. } => {
+            let (kv_blocks, heads) = key_blocks(attention, spec);
+            let (kv_blocks, batch_heads) = (kv_blocks as u32, heads as u32);
+            let section = BackwardSchedule::section_for(batch_heads);
+            BackwardSchedule { kv_blocks, batch_heads, parts: 1, section }
+        }
+        Layout::Dense | Layout::KeyLengths => BackwardSchedule::of(&attention.shape, spec),
+    }
+}
+
+/// Blocks that the main kernel is launched with: persistent ones fill the device once.
+pub(crate) fn grid(spec: &KernelSpec, schedule: &BackwardSchedule, limits: &Limits) -> u64 {
+    match spec.family {
+        Family::Portable => schedule.blocks(),
+        Family::Hopper => schedule.blocks().min(u64::from(limits.multiprocessors)),
+    }
+}

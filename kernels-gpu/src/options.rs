@@ -1,0 +1,69 @@
+//! What kernels with options share: which item a block's slot belongs to, which keys a row sees,
+//! and the functions that make a score of a product.
+
+use ferroflash_core::items::{ItemSearch, Items};
+use ferroflash_core::visibility::Visibility;
+
+use crate::ptx::math::{exp2, fma, reciprocal};
+use crate::ptx::memory::load_global_u32;
+use crate::ptx::warp::ballot;
+
+/// The packed item that `slot` belongs to, by the first slot of each.
+///
+/// # Safety
+/// All 32 lanes of the warp call this alike.
+#[inline(always)]
+pub unsafe fn find_item(
+    items: &Items,
+    slot: u32,
+    lane: u32,
+    first_slot: impl Fn(u32) -> u32,
+) -> u32 {
+    let mut search = ItemSearch::new(items);
+    while search.count > 1 {
+        let is_reached = match search.candidate(lane) {
+            Some(index) => first_slot(index) <= slot,
+            None => false,
+        };
+        search = search.narrowed(ballot(is_reached));
+    }
+    search.first
+}
+
+/// Value `index` of an i32 array of lengths or offsets.
+#[inline(always)]
+pub fn read_length(array: u64, index: u32) -> i32 {
+    // SAFETY: the host checked that the array has a value an item, and where it has one more, the
+    // caller asks for no index beyond.
+    unsafe { load_global_u32(array + u64::from(index) * 4) as i32 }
+}
+
+/// The first key that `row` sees and one past its last, in 32 bits: the host bounds lengths and
+/// sides so that no sum overflows. The first may be negative.
+#[inline(always)]
+pub fn sides(visible: &Visibility, row: u32) -> (i32, i32) {
+    let diagonal = row as i32 + visible.offset;
+    (diagonal - visible.left, (diagonal + visible.right + 1).min(visible.kv_len as i32))
+}
+
+/// A score after its bias; a bias of −∞ hides the key, whatever its score.
+#[inline(always)]
+pub fn biased(score: f32, bias: f32) -> f32 {
+    if bias == f32::NEG_INFINITY { bias } else { score + bias }
+}
+
+/// Beyond this, the exponential form of tanh is accurate to 3·10⁻⁷.
+const SMALL: f32 = 0.3;
+
+/// tanh within 3·10⁻⁷ of its value, exactly ±1 from where f32 can't tell. Far from zero
+/// `1 − 2 / (e²ˣ + 1)`, which saturates as its exponential does; near zero, where that cancels,
+/// `x + x³·p(x²)` with p of degree 2 fitted to |x| ≤ 0.3, error 10⁻⁷.
+#[inline(always)]
+pub fn tanh(x: f32) -> f32 {
+    let power = exp2(x * (2.0 * core::f32::consts::LOG2_E));
+    let far = fma(-2.0, reciprocal(power + 1.0), 1.0);
+    let square = x * x;
+    let polynomial = fma(fma(-0.050_372_26, square, 0.133_149_07), square, -0.333_330_63);
+    let near = fma(x * square, polynomial, x);
+    if x.abs() < SMALL { near } else { far }
+}
