@@ -5,7 +5,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::workspace::{cargo, on_path, run};
-use crate::{build_ptx, docs, evidence, oracles};
+use crate::{build_ptx, docs, evidence, measured, oracles, readme, report};
 
 /// A step and what it runs.
 type Step = (&'static str, fn() -> Result<()>);
@@ -25,6 +25,9 @@ const STEPS: &[Step] = &[
     ("kernels", || build_ptx::run(&build_ptx::Options { check: true, ..Default::default() })),
     ("oracles", oracles::check),
     ("evidence", evidence::check),
+    ("bars", measured::check),
+    ("support table", readme::check),
+    ("report", report::check),
 ];
 
 /// Runs every step, also after one that failed, and names those that did.

@@ -4,8 +4,12 @@ mod build_ptx;
 mod ci;
 mod docs;
 mod evidence;
+mod facts;
 mod gpu_bundle;
+mod measured;
 mod oracles;
+mod readme;
+mod report;
 mod test;
 mod workspace;
 
@@ -35,6 +39,12 @@ enum Task {
     GpuBundle,
     /// File what GPU runs showed, or check that they showed every kernel to be right
     Evidence(evidence::Options),
+    /// Write docs/bars.md, what was to be reached and what was, from the raw rounds
+    Bars(measured::Options),
+    /// Write the README's table of what is supported, from the library's own answers
+    Readme(measured::Options),
+    /// Write docs/report.html: what was measured, drawn
+    Report(measured::Options),
     /// Check the links of the documentation
     Docs,
     /// Everything a change must pass: format, lints, documentation, tests, kernels, evidence
@@ -49,6 +59,9 @@ fn main() -> ExitCode {
         Task::Oracles(options) => oracles::run(&options),
         Task::GpuBundle => gpu_bundle::run(),
         Task::Evidence(options) => evidence::run(&options),
+        Task::Bars(options) => measured::run(&options),
+        Task::Readme(options) => readme::run(&options),
+        Task::Report(options) => report::run(&options),
         Task::Docs => docs::check(),
         Task::Ci => ci::all(),
     };

@@ -11,7 +11,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::workspace::{files_under, read_text, root};
-use record::{Record, Report};
+pub(crate) use record::validate_day;
+use record::{Record, Report, Row};
 
 /// What `evidence` was asked for.
 #[derive(clap::Args)]
@@ -55,6 +56,16 @@ fn committed() -> Result<Vec<(PathBuf, Record)>> {
         }
     }
     Ok(records)
+}
+
+/// Every committed row, with the device and day of its record.
+pub(crate) fn committed_rows() -> Result<Vec<(String, Row)>> {
+    let records = committed()?.into_iter();
+    let rows = records.flat_map(|(_, record)| {
+        let source = format!("{}, {}", record.device, record.recorded);
+        record.rows.into_iter().map(move |row| (source.clone(), row))
+    });
+    Ok(rows.collect())
 }
 
 fn read_record(file: &Path) -> Result<Record> {

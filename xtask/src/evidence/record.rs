@@ -201,7 +201,8 @@ fn report(line: &str, header: &mut [Option<String>; 3]) -> Result<Option<Report>
     Ok(Some(Report { device, driver, recorded, row }))
 }
 
-fn validate_day(day: &str) -> Result<()> {
+/// Refuses what is no day, `YYYY-MM-DD`.
+pub(crate) fn validate_day(day: &str) -> Result<()> {
     let pattern = b"dddd-dd-dd";
     let fits = day.len() == pattern.len()
         && day.bytes().zip(pattern).all(|(byte, wanted)| match wanted {
