@@ -10,6 +10,7 @@ mod measured;
 mod oracles;
 mod readme;
 mod report;
+mod schema;
 mod test;
 mod workspace;
 
