@@ -7,9 +7,13 @@ mod evidence;
 mod facts;
 mod gpu_bundle;
 mod measured;
+mod minimal_versions;
 mod oracles;
+mod profile;
+mod public_api;
 mod readme;
 mod report;
+mod resources;
 mod schema;
 mod test;
 mod workspace;
@@ -46,6 +50,14 @@ enum Task {
     Readme(measured::Options),
     /// Write docs/report.html: what was measured, drawn
     Report(measured::Options),
+    /// Write fixtures/resources.txt: registers, shared memory and spills of each kernel
+    Resources(measured::Options),
+    /// Write the recipe for Nsight Compute, or reconcile what it counted with the ledger
+    Profile(profile::Options),
+    /// Write fixtures/public-api.txt: everything public of the library
+    PublicApi(measured::Options),
+    /// Check that the least versions that manifests name are enough to build with
+    MinimalVersions,
     /// Check the links of the documentation
     Docs,
     /// Everything a change must pass: format, lints, documentation, tests, kernels, evidence
@@ -63,6 +75,10 @@ fn main() -> ExitCode {
         Task::Bars(options) => measured::run(&options),
         Task::Readme(options) => readme::run(&options),
         Task::Report(options) => report::run(&options),
+        Task::Resources(options) => resources::run(&options),
+        Task::Profile(options) => profile::run(&options),
+        Task::PublicApi(options) => public_api::run(&options),
+        Task::MinimalVersions => minimal_versions::check(),
         Task::Docs => docs::check(),
         Task::Ci => ci::all(),
     };

@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::workspace::{files_under, read_text, root};
-pub(crate) use record::validate_day;
 use record::{Record, Row};
+pub(crate) use record::{file_name, validate_day};
 
 /// What `evidence` was asked for.
 #[derive(clap::Args)]
