@@ -224,10 +224,15 @@ mod tests {
     const CALL: &str = r#"{"device": "NVIDIA H200", "driver": "580.1", "recorded": "2026-01-31",
         "tool": "ncu 1", "batch": 4, "q_heads": 16, "kv_heads": 16, "length": 4096,
         "channels": 128, "causal": false}"#;
-    const STAGES: &str = "\"ID\",\"Kernel Name\",\"dram__bytes_read.sum\",\"dram__bytes_write.sum\",\
-        \"sm__ops_path_tensor_src_bf16_dst_fp32.sum\"\n\"\",\"\",\"byte\",\"byte\",\"\"\n\
-        \"0\",\"hopper_forward_d128_bf16_full\",\"201,326,592\",\"68,157,440\",\"549,755,813,888\"\n\
-        \"1\",\"portable_preprocess_bf16\",\"1000\",\"500\",\"0\"\n";
+    const STAGES: &str = concat!(
+        r#""ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum","#,
+        r#""sm__ops_path_tensor_src_bf16_dst_fp32.sum""#,
+        "\n\"\",\"\",\"byte\",\"byte\",\"\"\n",
+        r#""0","hopper_forward_d128_bf16_full","201,326,592","68,157,440","549,755,813,888""#,
+        "\n",
+        r#""1","portable_preprocess_bf16","1000","500","0""#,
+        "\n"
+    );
 
     #[test]
     fn counters_stand_beside_the_ledger() {
