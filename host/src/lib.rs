@@ -42,6 +42,7 @@ pub mod cpu;
 mod cuda;
 mod device;
 mod element;
+mod elsewhere;
 mod error;
 mod explain;
 mod lengths;

@@ -5,7 +5,10 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::workspace::{cargo, on_path, run};
-use crate::{build_ptx, docs, evidence, oracles};
+use crate::{
+    build_ptx, docs, evidence, measured, minimal_versions, oracles, public_api, readme, report,
+    resources,
+};
 
 /// A step and what it runs.
 type Step = (&'static str, fn() -> Result<()>);
@@ -20,11 +23,17 @@ const STEPS: &[Step] = &[
         let document = ["doc", "--quiet", "--workspace", "--no-deps"];
         run(cargo().args(document).env("RUSTDOCFLAGS", "-D warnings"))
     }),
+    ("public interface", public_api::check),
+    ("least versions", minimal_versions::check),
     ("links", docs::check),
     ("dependencies", dependencies),
     ("kernels", || build_ptx::run(&build_ptx::Options { check: true, ..Default::default() })),
+    ("resources", resources::check),
     ("oracles", oracles::check),
     ("evidence", evidence::check),
+    ("bars", measured::check),
+    ("support table", readme::check),
+    ("report", report::check),
 ];
 
 /// Runs every step, also after one that failed, and names those that did.

@@ -62,7 +62,8 @@ pub(crate) fn check() -> Result<()> {
     let reached = reached(&leads, Path::new(INDEX));
     for file in files_under(&root.join("docs"))? {
         let name = file.strip_prefix(&root).unwrap_or(&file);
-        let is_page = name.extension().is_some_and(|kind| kind == "md" || kind == "svg");
+        let is_page =
+            name.extension().is_some_and(|kind| kind == "md" || kind == "svg" || kind == "html");
         if is_page && !reached.contains(name) {
             wrong.push(format!("{}: no way leads there from {INDEX}", name.display()));
         }

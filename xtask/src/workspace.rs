@@ -105,6 +105,18 @@ pub(crate) fn write(path: &Path, contents: &[u8]) -> Result<()> {
         .with_context(|| format!("cannot write {}", path.display()))
 }
 
+/// Writes what `cargo xtask TASK` makes, or fails where the file there is another.
+pub(crate) fn write_or_compare(path: &Path, text: &str, check: bool, task: &str) -> Result<()> {
+    if !check {
+        return write(path, text.as_bytes());
+    }
+    if !fs::read(path).is_ok_and(|there| there == text.as_bytes()) {
+        let name = path.strip_prefix(root()).unwrap_or(path).display().to_string();
+        bail!("{name} is not what its sources give: run `cargo xtask {task}`");
+    }
+    Ok(())
+}
+
 /// Every file under a folder, sorted by path.
 pub(crate) fn files_under(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();

@@ -6,6 +6,7 @@
 //! What cannot arise here at all is listed with its reason and ignored by name, too.
 
 mod bias;
+mod coverage;
 mod far;
 mod lengths;
 mod masks;
@@ -129,6 +130,12 @@ fn main() {
         let name = format!("p5_repeated/backward/{backend}");
         trials.push(Trial::test(name, move || probe(backend, NO_REFUSALS, backward_only)));
     }
+    trials.push(Trial::test("p9/packed_scratch", coverage::p9_packed_scratch));
+    trials.push(Trial::test("every_listed_fault_is_tested", || {
+        let faults = FAULTS.iter().map(|fault| fault.id);
+        let others = NOT_APPLICABLE.iter().map(|(name, _)| *name);
+        coverage::every_listed_fault_is_tested(faults.chain(others).chain(["p9"]))
+    }));
     for (name, reason) in NOT_APPLICABLE {
         let name = format!("{name}: not applicable, {reason}");
         trials.push(Trial::test(name, || Ok(())).with_ignored_flag(true));

@@ -1,9 +1,11 @@
 //! `cargo xtask evidence`: what GPU runs have shown of each kernel.
 //!
 //! A GPU run writes rows, one JSON object a line; `--import` files them under fixtures/evidence by
-//! day and device. `--check` refuses a kernel whose present body no run has shown to be right.
+//! day and device. `--check` refuses a kernel whose present body no run has shown to be right. What
+//! a record may hold is fixtures/schemas/kernel-evidence.v1.json.
 
 mod check;
+mod import;
 mod record;
 
 use std::path::{Path, PathBuf};
@@ -11,7 +13,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::workspace::{files_under, read_text, root};
-use record::{Record, Report};
+use record::{Record, Row};
+pub(crate) use record::{file_name, validate_day};
 
 /// What `evidence` was asked for.
 #[derive(clap::Args)]
@@ -20,6 +23,9 @@ pub(crate) struct Options {
     /// Take in the records that GPU runs wrote
     #[arg(long, value_name = "FILE", num_args = 1..)]
     import: Vec<PathBuf>,
+    /// Put imported rows in the place of others of the same kernel, form and workload
+    #[arg(long, requires = "import")]
+    force: bool,
     /// Check that every kernel's present body has passed on a GPU, or is excused by name
     #[arg(long)]
     check: bool,
@@ -28,7 +34,7 @@ pub(crate) struct Options {
 /// Runs `evidence`.
 pub(crate) fn run(options: &Options) -> Result<()> {
     if !options.import.is_empty() {
-        import(&options.import)?;
+        import::run(&options.import, options.force)?;
     }
     if options.check { check() } else { Ok(()) }
 }
@@ -57,41 +63,30 @@ fn committed() -> Result<Vec<(PathBuf, Record)>> {
     Ok(records)
 }
 
-fn read_record(file: &Path) -> Result<Record> {
-    Record::from_json(&read_text(file)?).with_context(|| format!("{}", file.display()))
+/// Every committed row, with the device and day of its record.
+pub(crate) fn committed_rows() -> Result<Vec<(String, Row)>> {
+    let records = committed()?.into_iter();
+    let rows = records.flat_map(|(_, record)| {
+        let source = format!("{}, {}", record.device, record.recorded);
+        record.rows.into_iter().map(move |row| (source.clone(), row))
+    });
+    Ok(rows.collect())
 }
 
-fn import(files: &[PathBuf]) -> Result<()> {
-    // Everything is read before anything is written.
-    let mut records: Vec<Record> = Vec::new();
-    for file in files {
-        let reports = record::reports(&read_text(file)?)
-            .with_context(|| format!("{} is no evidence", file.display()))?;
-        if reports.is_empty() {
-            bail!("{} holds no rows", file.display());
+/// Reads a record, and finds out one that is not what its name says.
+fn read_record(file: &Path) -> Result<Record> {
+    let read = || {
+        let record = Record::from_json(&read_text(file)?)?;
+        record.refuse_duplicates()?;
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        if !record.names().iter().any(|own| *own == name) {
+            bail!(
+                "it is of another device or day than its name says: {}, {}",
+                record.device,
+                record.recorded
+            );
         }
-        for Report { device, driver, recorded, row } in reports {
-            let same = |r: &&mut Record| r.file_name() == record::file_name(&recorded, &device);
-            if let Some(record) = records.iter_mut().find(same) {
-                record.add(row);
-            } else {
-                records.push(Record::new(device, driver, recorded, row));
-            }
-        }
-    }
-    for new in records {
-        let path = folder().join(new.file_name());
-        let taken = new.rows.len();
-        let merged = if path.is_file() {
-            let mut old = read_record(&path)?;
-            old.driver = new.driver;
-            new.rows.into_iter().for_each(|row| old.add(row));
-            old
-        } else {
-            new
-        };
-        crate::workspace::write(&path, merged.text()?.as_bytes())?;
-        eprintln!("{}: {taken} rows in, {} in all", path.display(), merged.rows.len());
-    }
-    Ok(())
+        Ok(record)
+    };
+    read().with_context(|| file.display().to_string())
 }

@@ -1,6 +1,8 @@
 //! `cargo xtask gpu-bundle`: everything a GPU run needs, in one folder, for a machine with a GPU
 //! and no Rust. The library holds the kernels, so the programs are all there is to carry.
 
+mod pack;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,8 +17,8 @@ use crate::workspace::{
 };
 
 const RUN_SH: &str = include_str!("run.sh");
-/// Most bytes that the bundle may take: three programs, each with every kernel inside.
-const MOST_BYTES: u64 = 28_000_000;
+/// Most bytes that the bundle may take.
+const MOST_BYTES: u64 = 20_000_000;
 /// Release, without what only a debugger reads; a profile of its own leaves target/release alone.
 const PROFILE: [&str; 8] = [
     "--config",
@@ -68,6 +70,11 @@ pub(crate) fn run() -> Result<()> {
             "note: the workspace has no ferroflash-python; `bench` and `python` will be skipped"
         );
     }
+    let programs: Vec<PathBuf> = files_under(&folder)?
+        .into_iter()
+        .filter(|file| file.starts_with(folder.join("bin")) || is_library(file))
+        .collect();
+    pack::pack(&folder, &programs)?;
     let evidence = root().join("fixtures").join("evidence");
     copy_folder(&root().join("fixtures"), &folder.join("fixtures"), &|file| {
         !file.starts_with(&evidence)
@@ -127,8 +134,7 @@ fn gather_python(folder: &Path) -> Result<()> {
         .filter_map(|message| {
             let target = message.target?;
             target.kind.iter().any(|kind| kind == "cdylib").then_some(())?;
-            let is_library = |file: &PathBuf| file.extension() == Some(OsStr::new("so"));
-            Some((target.name, message.filenames.into_iter().find(is_library)?))
+            Some((target.name, message.filenames.into_iter().find(|file| is_library(file))?))
         })
         .next_back()
         .context("ferroflash-python builds no extension module (crate-type cdylib)")?;
@@ -147,6 +153,10 @@ fn gather_python(folder: &Path) -> Result<()> {
         }
     }
     copy(&library, &folder.join("python").join(module))
+}
+
+fn is_library(file: &Path) -> bool {
+    file.extension() == Some(OsStr::new("so"))
 }
 
 /// Runs cargo with the bundle's profile; returns what it made.

@@ -3,6 +3,7 @@
 #
 #   run.sh STAGE [--budget SECONDS] [--filter TEXT]
 #
+#   unpack     nothing but what every stage does first: the programs, from programs.lzma
 #   test       every GPU test, with the cubins and with the PTX
 #   memcheck   the tests whose names contain the filter, under compute-sanitizer's memcheck
 #   racecheck  likewise under racecheck
@@ -43,6 +44,28 @@ export PYTHONPATH="$here/python${PYTHONPATH:+:$PYTHONPATH}"
 
 note() { echo "run.sh: $*" | tee -a "$log" >&2; }
 left() { echo $((budget - SECONDS)); }
+# The stream of the programs, by whichever reader there is.
+stream() {
+  if command -v xz >/dev/null; then
+    xz --format=lzma -dc "$here/programs.lzma"
+  else
+    python3 -c 'import lzma, shutil, sys
+shutil.copyfileobj(lzma.open(sys.argv[1]), sys.stdout.buffer)' "$here/programs.lzma"
+  fi
+}
+# Unpacks the programs beside this script, where that was not done before.
+unpack() {
+  local first bytes path
+  [ -f "$here/programs.lzma" ] || return 0
+  stream >"$scratch/programs" || { note "programs.lzma does not unpack"; exit 2; }
+  while read -r first bytes path; do
+    mkdir -p "$here/${path%/*}"
+    tail -c "+$((first + 1))" "$scratch/programs" | head -c "$bytes" >"$here/$path.part"
+    chmod +x "$here/$path.part"
+    mv "$here/$path.part" "$here/$path"
+  done <"$here/programs.list"
+  rm -f "$here/programs.lzma" "$scratch/programs"
+}
 # Text as a JSON string.
 quoted() { printf '"%s"' "$(printf %s "$1" | tr '\n\t' '  ' | sed 's/[\\"]/\\&/g')"; }
 # Whether the record has a line with this key.
@@ -55,12 +78,15 @@ in_budget() { [ "$(left)" -gt 2 ] || { note "$stage: the budget of $budget s ran
 # Moves the evidence that the tests wrote behind a line that says where and when it arose.
 collect_rows() {
   [ -s "$scratch/rows.jsonl" ] || return 0
-  local gpu device driver
+  local gpu device driver clocks
   gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1)
   device=${gpu%%,*} driver=${gpu##*, }
+  clocks=$(nvidia-smi --query-gpu=clocks.sm,clocks.mem,clocks.max.sm --format=csv,noheader \
+    2>/dev/null | head -n 1)
   {
-    printf '{"device": %s, "driver": %s, "recorded": "%s"}\n' \
-      "$(quoted "${device:-unknown}")" "$(quoted "${driver:-unknown}")" "$(date -u +%F)"
+    printf '{"device": %s, "driver": %s, "recorded": "%s"%s}\n' \
+      "$(quoted "${device:-unknown}")" "$(quoted "${driver:-unknown}")" "$(date -u +%F)" \
+      "${clocks:+, \"clocks\": $(quoted "SM, memory, most of SM: $clocks")}"
     # A row that was cut short is no row.
     grep '}$' "$scratch/rows.jsonl"
   } >>"$out/evidence.jsonl"
@@ -133,10 +159,16 @@ stage_sanitizer() {
     while IFS= read -r name; do
       has "${program##*/} $name" && continue
       in_budget
-      FERROFLASH_SANITIZER=$stage timeout "$(left)" "$tool" --tool "$stage" \
+      FERROFLASH_SANITIZER=$stage FERROFLASH_EVIDENCE="$scratch/checked.jsonl" \
+        timeout "$(left)" "$tool" --tool "$stage" \
         --error-exitcode 99 "$program" --exact "$name" --test-threads=1 >"$scratch/said" 2>&1
       status=$?
       cat "$scratch/said" >>"$log"
+      # Rows of what the tool found nothing in are evidence, under its name.
+      if [ $status = 0 ] && [ -s "$scratch/checked.jsonl" ]; then
+        sed "s/^{/{\"sanitizer\": \"$stage\", /" "$scratch/checked.jsonl" >>"$scratch/rows.jsonl"
+      fi
+      rm -f "$scratch/checked.jsonl"
       if reason=$(grep -m 1 -iE "$cannot_attach" "$scratch/said"); then
         add "cannot attach" null "\"skipped\": $(quoted "$reason")"
         note "$stage: SKIPPED, compute-sanitizer cannot attach on this machine"
@@ -226,14 +258,17 @@ stage_python() {
   done
 }
 
+unpack
 case $stage in
+  unpack) exit 0 ;;
   test) stage_test ;;
   python) stage_python ;;
   memcheck | racecheck) stage_sanitizer ;;
   command) stage_command ;;
   bench) stage_bench ;;
   *)
-    echo "usage: run.sh test|memcheck|racecheck|command|python|bench [--budget S] [--filter T]" >&2
+    echo "usage: run.sh unpack|test|memcheck|racecheck|command|python|bench" \
+      "[--budget S] [--filter T]" >&2
     exit 2
     ;;
 esac
