@@ -107,10 +107,7 @@ const MANY_KEYS: usize = 4096;
 /// Smaller is better: the family made for the device, then padded channels, then none of the
 /// options, then, of backward kernels, more shared memory, then the mask class, then, of forward
 /// kernels, the width of a tile.
-fn preference(
-    spec: &KernelSpec,
-    keys: usize,
-) -> (u32, u32, bool, Reverse<u32>, MaskClass, u32) {
+fn preference(spec: &KernelSpec, keys: usize) -> (u32, u32, bool, Reverse<u32>, MaskClass, u32) {
     let family = match spec.family {
         Family::Hopper => 0,
         Family::Portable => 1,

@@ -11,7 +11,7 @@ use super::ptx_text::Entry;
 /// Most kernels there may be.
 const MOST_KERNELS: usize = 256;
 /// Most bytes that all compressed artifacts may take.
-const MOST_BYTES: usize = 6_000_000;
+const MOST_BYTES: usize = 8_000_000;
 
 /// Instructions of a body that are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

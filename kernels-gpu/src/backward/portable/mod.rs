@@ -23,11 +23,10 @@
 //! operands. A lone dO slot is filled again after the last product that reads it: that is before
 //! the middle barrier or, where warps share keys, before one more barrier.
 //!
-//! **Masks.** P and dP of a hidden cell, of a row past the end among them, are made 0 by selection,
-//! never by arithmetic, before dS is made of them. Tiles that hold none skip the
-//! compares, and tiles with nothing visible are never loaded. What a mask class decides is behind
-//! [`Variant`]: `plain.rs` has the classes `full` and `causal`, `masked.rs` and `options.rs` the
-//! classes `masked` and `general`.
+//! **Masks.** P and dS of a hidden cell, of a row past the end among them, are made 0 by selection,
+//! never by arithmetic. Tiles that hold none skip the compares, and tiles with nothing visible are
+//! never loaded. What a mask class decides is behind [`Variant`]: `plain.rs` has the classes `full`
+//! and `causal`, `masked.rs` and `options.rs` the classes `masked` and `general`.
 //!
 //! **Ordered sums.** Where equal runs must be equal bits, blocks draw their number from a counter
 //! and a block adds to a dQ tile when those of lower keys that visit it have: it waits for the tile's

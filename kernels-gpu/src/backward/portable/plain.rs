@@ -15,6 +15,7 @@ use crate::ptx::async_copy::cp_async_16;
 use crate::ptx::math::{exp2, fma};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::{add_global_f32, load_shared_v2_f32};
+use crate::ptx::thread::opaque;
 use crate::tile::Rows;
 
 /// The variant of a class without options.
@@ -130,10 +131,19 @@ impl<T: PortableBackwardTiling, E: MatrixElement, M: MaskKind> Variant<T, E> for
             MaskClass::Full => visible.kv_len,
             _ => visible.keys_end(first_row),
         };
-        if corner.warp_key + Kernel::<T, E>::PLAN.row_tiles * 16 > full_end {
-            Kernel::<T, E>::hide::<M>(p, ds, visible, &corner);
+        let hides = corner.warp_key + Kernel::<T, E>::PLAN.row_tiles * 16 > full_end;
+        // A dP that overflowed would make a NaN of dS: one of them is hidden, as registers allow.
+        let hides_d_p = Kernel::<T, E>::ROW_TILES > 1;
+        if hides {
+            Kernel::<T, E>::hide::<M>(p, visible, &corner);
+            if hides_d_p {
+                Kernel::<T, E>::hide::<M>(ds, visible, &corner);
+            }
         }
         Kernel::<T, E>::score_gradients(ds, p, states);
+        if !hides_d_p && opaque(hides as u32) != 0 {
+            Kernel::<T, E>::hide::<M>(ds, visible, &corner);
+        }
     }
 
     #[inline(always)]
@@ -180,14 +190,9 @@ impl<T: PortableBackwardTiling, E: MatrixElement, M: MaskKind> Variant<T, E> for
 }
 
 impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
-    /// Makes P and dP of hidden cells 0: dS is then 0 as well, whatever overflowed.
+    /// Makes P, dP or dS of hidden cells 0, whatever it was.
     #[inline(always)]
-    unsafe fn hide<M: MaskKind>(
-        p: &mut T::Scores,
-        ds: &mut T::Scores,
-        visible: &Visibility,
-        corner: &Corner,
-    ) {
+    unsafe fn hide<M: MaskKind>(values: &mut T::Scores, visible: &Visibility, corner: &Corner) {
         let mut column = 0;
         while column < Self::QUERY_TILES * 2 {
             let row = corner.row + (column / 2 * 8 + column % 2) as u32;
@@ -201,9 +206,7 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
             let mut half = 0;
             while half < Self::ROW_TILES * 2 {
                 if (corner.key + half as u32 * 8) as i32 >= keys_end {
-                    let index = Self::cell(half, column);
-                    *p.at_mut(index) = 0.0;
-                    *ds.at_mut(index) = 0.0;
+                    *values.at_mut(Self::cell(half, column)) = 0.0;
                 }
                 half += 1;
             }
