@@ -99,8 +99,9 @@ def test_forward_mode_is_refused_in_compiled_graphs():
     )
     with pytest.raises(NotImplementedError, match=NO_FORWARD_MODE):
         broken(Q)
-    # torch's own refusals of tangents and transforms from outside.
-    with forward_ad.dual_level(), pytest.raises(Exception, match="tangent|dual"):
+    # torch's own refusals of tangents and transforms from outside; 2.11's is an assertion of its.
+    refusal = "tangent|dual|is_inference"
+    with forward_ad.dual_level(), pytest.raises(Exception, match=refusal):
         compiled(ROUTES["function"])(forward_ad.make_dual(Q, Q))
     with pytest.raises(Exception, match="func"):
         torch.func.jvp(compiled(ROUTES["function"]), (Q,), (Q,))
@@ -108,7 +109,8 @@ def test_forward_mode_is_refused_in_compiled_graphs():
 
 def test_torch_func_in_compiled_graphs_is_refused():
     call = lambda q: torch.func.grad(lambda q: ROUTES["function"](q).sum())(q)
-    with pytest.raises(Exception, match="torch.func inside torch.compile"):
+    # torch 2.11 leaves the reason out.
+    with pytest.raises(Exception, match="torch.func inside torch.compile|GradTrackingTensor"):
         compiled(call)(Q)
 
 
