@@ -25,7 +25,7 @@
 //!
 //! **Masks.** P and dS of a hidden cell, of a row past the end among them, are made 0 by selection,
 //! never by arithmetic. Tiles that hold none skip the compares, and tiles with nothing visible are
-//! never loaded. What a mask class decides is behind [`Variant`]: `plain.rs` has the classes `full`
+//! never loaded. What a mask class decides is behind `Variant`: `plain.rs` has the classes `full`
 //! and `causal`, `masked.rs` and `options.rs` the classes `masked` and `general`.
 //!
 //! **Ordered sums.** Where equal runs must be equal bits, blocks draw their number from a counter
