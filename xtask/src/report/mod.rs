@@ -85,7 +85,7 @@ fn page() -> Result<String> {
 fn head(rows: &[Row], bars: &[Bar]) -> String {
     let mean = |name: &str| {
         let bar = bars.iter().find(|bar| bar.name.starts_with(name));
-        bar.and_then(Bar::mean).map_or("–".to_owned(), |mean| format!("{mean:.2}"))
+        bar.and_then(Bar::mean).map_or("–".to_owned(), |mean| format!("{mean:.3}"))
     };
     let stats = [
         ("hopper forward", "forward ÷ the faster of cuDNN and FlashAttention-3, 36 calls"),

@@ -48,12 +48,12 @@ pub(super) fn bar(bar: &Bar) -> String {
     };
     let figure = match (bar.needs, bar.mean(), bar.worst()) {
         (Needs::Least { mean: Some(_), .. }, Some(mean), Some(worst)) => {
-            format!("<b>{mean:.2}</b> mean, least {:.2}", worst.ratio)
+            format!("<b>{mean:.3}</b> mean, least {:.3}", worst.ratio)
         }
         (Needs::Least { .. }, Some(mean), Some(worst)) => {
-            format!("<b>{:.2}</b> least, mean {mean:.2}", worst.ratio)
+            format!("<b>{:.3}</b> least, mean {mean:.3}", worst.ratio)
         }
-        (Needs::Most(_), Some(_), Some(worst)) => format!("<b>{:.2}</b> most", worst.ratio),
+        (Needs::Most(_), Some(_), Some(worst)) => format!("<b>{:.3}</b> most", worst.ratio),
         _ => "no rounds".to_owned(),
     };
     format!(
@@ -73,7 +73,7 @@ pub(super) fn of_option(name: &str, points: &[Point]) -> String {
     let least = ratios.iter().copied().fold(f64::INFINITY, f64::min);
     format!(
         "<div class=\"bar open\"><p class=\"what\">{}</p><p class=\"asks\">{} calls</p>{}\
-         <p class=\"got\"><b>{mean:.2}</b> mean, least {least:.2}</p></div>",
+         <p class=\"got\"><b>{mean:.3}</b> mean, least {least:.3}</p></div>",
         escaped(name),
         points.len(),
         strip(points, Needs::Least { mean: None, each: None })
