@@ -189,21 +189,38 @@ fn inputs<T: Pooled>(sizes: &Shape) -> Inputs<'static, T> {
 }
 
 /// Milliseconds of one launch on the copy stream, once a sample.
-pub(crate) fn samples(mut launch: impl FnMut()) -> Vec<f32> {
+fn samples(mut launch: impl FnMut()) -> Vec<f32> {
+    let [samples] = alternating([&mut launch]);
+    samples
+}
+
+/// Milliseconds of one launch of each of some calls on the copy stream. A round takes one sample of
+/// each, beginning with another one than the round before.
+pub(crate) fn alternating<const N: usize>(mut launches: [&mut dyn FnMut(); N]) -> [Vec<f32>; N] {
     let queue = copy_stream();
     let context = device().expect("a device").context().expect("CUDA").clone();
     let event = || context.new_event(Some(CUevent_flags::CU_EVENT_DEFAULT)).expect("an event");
     let (start, end) = (event(), event());
-    let mut group = |count: usize| -> f32 {
+    let group = |launch: &mut dyn FnMut(), count: usize| -> f32 {
         start.record(&queue).expect("recorded");
         (0..count).for_each(|_| launch());
         end.record(&queue).expect("recorded");
         start.elapsed_ms(&end).expect("the kernels ran") / count as f32
     };
-    group(2);
-    let count = (GROUP_MS / group(3)).ceil().clamp(1.0, 1000.0) as usize;
-    group(count);
-    (0..SAMPLES).map(|_| group(count)).collect()
+    let mut counts = [0; N];
+    for (launch, count) in launches.iter_mut().zip(&mut counts) {
+        group(&mut **launch, 2);
+        *count = (GROUP_MS / group(&mut **launch, 3)).ceil().clamp(1.0, 1000.0) as usize;
+        group(&mut **launch, *count);
+    }
+    let mut samples = std::array::from_fn(|_| Vec::with_capacity(SAMPLES));
+    for round in 0..SAMPLES {
+        for turn in 0..N {
+            let own = (round + turn) % N;
+            samples[own].push(group(&mut *launches[own], counts[own]));
+        }
+    }
+    samples
 }
 
 /// The whole backward pass, from its first kernel to its last.

@@ -1,149 +1,275 @@
-//! What each option costs: masked and general kernels at 4096 rows with one option at a time, to be
-//! held against the plain kernel of the same dimensions.
+//! What each option costs: masked and general kernels beside the plain kernel of the same family and
+//! dimensions, in alternating rounds of one process.
 //!
-//! FLOPs are those of the visible cells. Biases, masks, slopes and lengths are read from memory
-//! full of ones: as f32 next to nothing, as bytes true, as lengths past every key and so clamped.
+//! Rates are of the visible cells, so that a ratio says what the option itself costs, and what its
+//! tiles waste. `FERROFLASH_ROWS=FILE` collects rows of raw times, one JSON object a line, in the
+//! form of `docs/benchmarks/h200.json`, the plain kernel's beside them. Biases, masks and lengths
+//! are read from memory full of ones: as f32 next to nothing, as bytes true, as lengths past every
+//! key and so clamped.
 
+use std::io::Write;
 use std::sync::OnceLock;
 
 use cudarc::driver::{CudaSlice, DevicePtr};
 use ferroflash::{
     Align, Attention, Broadcast, Direction, Dropout, Dtype, Form, Inputs, KernelSpec, Layout,
-    Lengths, Mask, MaskClass, Output, Packed, Place, Shape, Stream, TensorMut, TensorRef,
+    Lengths, Mask, MaskClass, Output, Packed, Place, Plan, Shape, Stream, TensorMut, TensorRef,
     contiguous_strides,
 };
 use ferroflash_tests::case::shape;
 use ferroflash_tests::gpu::{copy_stream, plan};
 use half::{bf16, f16};
 use libtest_mimic::Trial;
+use serde_json::json;
 
-use crate::bench::{CHANNELS, Pooled, TOKENS, median, read, samples};
+use crate::bench::{CHANNELS, Pooled, TOKENS, alternating, median, read};
 use crate::{kernels_and_forms, trial};
 
-/// Query rows and keys of an item.
+/// Query rows and keys of an item, where nothing else is said.
 const LEN: usize = 4096;
-/// Keys that a window shows before the diagonal.
-const WINDOW: usize = 1024;
+/// Lengths of which few have most of the tokens.
+const HEAVY_TAILED: &[usize] = &[8192, 4096, 2048, 1024, 512, 256, 128, 64, 32, 16, 8, 4, 2, 1, 1];
 
-const MASKED: &[&str] =
-    &["none", "causal", "window", "key_lengths", "packed", "alibi", "softcap", "sink"];
-const GENERAL: &[&str] = &["mask", "bias", "dropout"];
+/// One option, and the call that it is timed on.
+#[derive(Clone, Copy, Debug)]
+struct Point {
+    name: &'static str,
+    is_causal: bool,
+    len: usize,
+    /// Keys before the diagonal that a window shows.
+    window: Option<usize>,
+    softcap: Option<f32>,
+    /// Lengths of packed items.
+    packed: Option<&'static [usize]>,
+}
 
-/// `bench/KERNEL/FORM/OPTION`.
+impl Point {
+    const fn new(name: &'static str, is_causal: bool) -> Self {
+        Self { name, is_causal, len: LEN, window: None, softcap: None, packed: None }
+    }
+
+    const fn window(name: &'static str, window: usize, len: usize) -> Self {
+        Self { window: Some(window), len, ..Self::new(name, true) }
+    }
+
+    const fn softcap(name: &'static str, cap: f32, is_causal: bool) -> Self {
+        Self { softcap: Some(cap), ..Self::new(name, is_causal) }
+    }
+
+    const fn packed(name: &'static str, lengths: &'static [usize], is_causal: bool) -> Self {
+        Self { packed: Some(lengths), ..Self::new(name, is_causal) }
+    }
+
+    /// The same sizes without the option.
+    const fn plain(&self) -> Self {
+        Self { len: self.len, ..Self::new("none", self.is_causal) }
+    }
+
+    /// Visible cells of all items, of one head.
+    fn cells(&self) -> f64 {
+        let of_item = |len: usize| -> f64 {
+            let row = |row: usize| match (self.is_causal, self.window) {
+                (false, _) => len,
+                (true, None) => row + 1,
+                (true, Some(window)) => row.min(window) + 1,
+            };
+            (0..len).map(|index| row(index) as f64).sum()
+        };
+        match self.packed {
+            Some(lengths) => lengths.iter().copied().map(of_item).sum(),
+            None => (TOKENS / self.len) as f64 * of_item(self.len),
+        }
+    }
+
+    fn attention(&self, sizes: Shape) -> Attention {
+        let mask = match self.is_causal {
+            true => Mask::causal(Align::BottomRight),
+            false => Mask::full(),
+        };
+        let mask = match self.window {
+            Some(window) => mask.window(Some(window), Some(0)),
+            None => mask,
+        };
+        let call = Attention::new(sizes).mask(mask);
+        let once = Broadcast { batch: true, heads: true, rows: false };
+        match self.name {
+            "key lengths" => call.layout(Layout::KeyLengths),
+            "alibi" => call.alibi(),
+            "sink" => call.sink(),
+            "mask" => call.boolean_mask(once),
+            "bias" => call.bias(once),
+            "dropout" => call.dropout(Dropout { probability: 0.1, seed: 1, offset: 2 }),
+            _ if self.packed.is_some() => {
+                call.layout(Layout::Packed { q_tokens: TOKENS, kv_tokens: TOKENS })
+            }
+            _ => self.softcap.map_or(call, |cap| call.softcap(cap)),
+        }
+    }
+}
+
+const MASKED: &[Point] = &[
+    Point::new("alibi", true),
+    Point::new("alibi", false),
+    Point::window("window 1024", 1024, LEN),
+    Point::window("window 1024", 1024, TOKENS),
+    Point::softcap("softcap 30", 30.0, true),
+    Point::softcap("softcap 30", 30.0, false),
+    // Most scores are past what the polynomial takes.
+    Point::softcap("softcap 1", 1.0, false),
+    Point::new("sink", true),
+    Point::new("key lengths", false),
+    Point::packed("packed equal", &[LEN; TOKENS / LEN], true),
+    Point::packed("packed equal", &[LEN; TOKENS / LEN], false),
+    Point::packed("packed heavy-tailed", HEAVY_TAILED, true),
+    Point::packed("packed heavy-tailed", HEAVY_TAILED, false),
+];
+const GENERAL: &[Point] =
+    &[Point::new("mask", false), Point::new("bias", false), Point::new("dropout", false)];
+
+/// `bench/KERNEL/FORM/OPTION/MASK/sLENGTH`.
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for (spec, form, is_possible) in kernels_and_forms(Direction::Forward) {
-        let options: Vec<&str> = match spec.mask {
+        let points = match spec.mask {
             MaskClass::Full | MaskClass::Causal => continue,
-            MaskClass::Masked => MASKED.to_vec(),
-            MaskClass::General => ["none"].iter().chain(GENERAL).copied().collect(),
+            MaskClass::Masked => MASKED,
+            MaskClass::General => GENERAL,
         };
-        for option in options {
-            let name = format!("bench/{}/{form}/{option}", spec.name);
+        for point in points {
+            let (option, len) = (point.name.replace(' ', "_"), point.len);
+            let mask = if point.is_causal { "causal" } else { "full" };
+            let name = format!("bench/{}/{form}/{option}/{mask}/s{len}", spec.name);
             trials.push(trial(name, is_possible, move || match spec.dtype {
-                Dtype::F16 => time::<f16>(spec, form, option),
-                _ => time::<bf16>(spec, form, option),
+                Dtype::F16 => time::<f16>(spec, form, point),
+                _ => time::<bf16>(spec, form, point),
             }));
         }
     }
     trials
 }
 
-/// Memory that every option reads.
+/// Memory that every option but slopes reads.
 fn ones() -> &'static CudaSlice<u8> {
     static ONES: OnceLock<CudaSlice<u8>> = OnceLock::new();
-    ONES.get_or_init(|| {
-        let stream = copy_stream();
-        let ones = stream.clone_htod(&vec![1_u8; LEN * LEN * 4]).expect("device memory");
-        stream.synchronize().expect("a copy");
-        ones
-    })
+    ONES.get_or_init(|| on_device(&vec![1_u8; LEN * LEN * 4]))
 }
 
-/// A tensor in that memory.
-fn option<V>(dims: &[usize]) -> TensorRef<'static, V> {
-    let address = ones().device_ptr(&copy_stream()).0 as *const V;
-    // SAFETY: no option of these calls has more elements, and the memory is never freed.
+fn on_device<V: cudarc::driver::DeviceRepr>(values: &[V]) -> CudaSlice<V> {
+    let stream = copy_stream();
+    let copy = stream.clone_htod(values).expect("device memory");
+    stream.synchronize().expect("a copy");
+    copy
+}
+
+/// A tensor in memory that is never freed before its last launch, and has at least its elements.
+fn view<S, V>(memory: &CudaSlice<S>, dims: &[usize]) -> TensorRef<'static, V> {
+    let address = memory.device_ptr(&copy_stream()).0 as *const V;
+    // SAFETY: the memory outlives every launch and is as large, as the caller knows.
     unsafe { TensorRef::from_raw(address, dims, &contiguous_strides(dims), Place::Cuda(0)) }
         .expect("at most four axes")
 }
 
-fn attention(option: &str, sizes: Shape) -> Attention {
-    let call = Attention::new(sizes);
-    let once = Broadcast { batch: true, heads: true, rows: false };
-    let causal = Mask::causal(Align::BottomRight);
-    let tokens = sizes.batch * LEN;
-    match option {
-        "none" => call,
-        "causal" => call.mask(causal),
-        "window" => call.mask(causal.window(Some(WINDOW), Some(0))),
-        "key_lengths" => call.layout(Layout::KeyLengths),
-        "packed" => call.layout(Layout::Packed { q_tokens: tokens, kv_tokens: tokens }),
-        "alibi" => call.alibi(),
-        "softcap" => call.softcap(50.0),
-        "sink" => call.sink(),
-        "mask" => call.boolean_mask(once),
-        "bias" => call.bias(once),
-        "dropout" => call.dropout(Dropout { probability: 0.1, seed: 1, offset: 2 }),
-        other => panic!("no option {other}"),
-    }
+/// A call, ready to be launched.
+struct Call<T> {
+    point: Point,
+    sizes: Shape,
+    plan: Plan<T>,
+    o: CudaSlice<T>,
+    offsets: CudaSlice<i32>,
+    slopes: CudaSlice<f32>,
 }
 
-fn time<T: Pooled>(spec: &'static KernelSpec, form: Form, name: &'static str) {
-    let (dim, value_dim) = (spec.tile.head_dim as usize, spec.tile.value_dim as usize);
-    let heads = CHANNELS / dim;
-    let sizes = shape(TOKENS / LEN, (heads, heads), (LEN, LEN), (dim, value_dim));
-    let plan = plan::<T>(&attention(name, sizes), Some(spec.name), Some(form));
-    let plan = plan.expect("it is eligible");
-    let queue = copy_stream();
-    let stream = Stream::from(queue.clone());
-    let of_batch = |dims: [usize; 4]| match name {
-        "packed" => vec![dims[0] * dims[1], dims[2], dims[3]],
-        _ => dims.to_vec(),
-    };
-    let o_dims = of_batch(sizes.o_dims());
-    let o = queue.clone_htod(&vec![T::POISON; o_dims.iter().product()]).expect("memory");
-    let offsets: Vec<i32> = (0..=sizes.batch).map(|item| (item * LEN) as i32).collect();
-    let offsets = queue.clone_htod(&offsets).expect("memory");
-    queue.synchronize().expect("a copy");
-    let cumulative = || {
-        let address = offsets.device_ptr(&queue).0 as *const i32;
-        let dims = [sizes.batch + 1];
-        // SAFETY: the offsets outlive every launch.
-        let view = unsafe { TensorRef::from_raw(address, &dims, &[1], Place::Cuda(0)) };
-        Lengths::Device(view.expect("one axis"))
-    };
-    let milliseconds = samples(|| {
+impl<T: Pooled> Call<T> {
+    fn new(point: Point, spec: &KernelSpec, kernel: &str, form: Form) -> Self {
+        let dims = (spec.tile.head_dim as usize, spec.tile.value_dim as usize);
+        let heads = CHANNELS / dims.0;
+        let (batch, len) = match point.packed {
+            Some(lengths) => (lengths.len(), lengths.iter().copied().max().unwrap_or(0)),
+            None => (TOKENS / point.len, point.len),
+        };
+        let sizes = shape(batch, (heads, heads), (len, len), dims);
+        let plan = plan::<T>(&point.attention(sizes), Some(kernel), Some(form));
+        let mut offsets = vec![0_i32];
+        for length in point.packed.unwrap_or_default() {
+            offsets.push(offsets[offsets.len() - 1] + *length as i32);
+        }
+        // The usual ones: a geometric series that ends at 1/256.
+        let slope = |head: usize| (-8.0 * (head + 1) as f32 / heads as f32).exp2();
+        Self {
+            point,
+            sizes,
+            plan: plan.expect("it is eligible"),
+            o: on_device(&vec![T::POISON; TOKENS * heads * dims.1]),
+            offsets: on_device(&offsets),
+            slopes: on_device(&(0..heads).map(slope).collect::<Vec<_>>()),
+        }
+    }
+
+    fn launch(&self, stream: &Stream) {
+        let (sizes, name) = (&self.sizes, self.point.name);
+        let of_batch = |dims: [usize; 4]| match self.point.packed {
+            Some(_) => vec![TOKENS, dims[2], dims[3]],
+            None => dims.to_vec(),
+        };
         let mut inputs = Inputs::new(
             read(0, &of_batch(sizes.q_dims())),
             read(1, &of_batch(sizes.k_dims())),
             read(2, &of_batch(sizes.v_dims())),
         );
-        inputs.alibi_slopes = (name == "alibi").then(|| option(&[heads]));
-        inputs.sink = (name == "sink").then(|| option(&[heads]));
-        inputs.bias = (name == "bias").then(|| option(&[1, 1, LEN, LEN]));
-        inputs.boolean_mask = (name == "mask").then(|| option(&[1, 1, LEN, LEN]));
+        inputs.alibi_slopes = (name == "alibi").then(|| view(&self.slopes, &[sizes.q_heads]));
+        inputs.sink = (name == "sink").then(|| view(ones(), &[sizes.q_heads]));
+        inputs.bias = (name == "bias").then(|| view(ones(), &[1, 1, LEN, LEN]));
+        inputs.boolean_mask = (name == "mask").then(|| view(ones(), &[1, 1, LEN, LEN]));
         inputs.key_lengths =
-            (name == "key_lengths").then(|| Lengths::Device(option(&[sizes.batch])));
-        inputs.packed = (name == "packed").then(|| Packed {
-            cu_q: cumulative(),
-            cu_k: cumulative(),
+            (name == "key lengths").then(|| Lengths::Device(view(ones(), &[sizes.batch])));
+        let offsets = || Lengths::Device(view(&self.offsets, &[sizes.batch + 1]));
+        inputs.packed = self.point.packed.map(|_| Packed {
+            cu_q: offsets(),
+            cu_k: offsets(),
             used_q: None,
             used_k: None,
         });
-        let address = o.device_ptr(&queue).0 as *mut T;
-        let strides = contiguous_strides(&o_dims);
+        let dims = of_batch(sizes.o_dims());
+        let address = self.o.device_ptr(&copy_stream()).0 as *mut T;
+        let strides = contiguous_strides(&dims);
         // SAFETY: `o` has this many elements and outlives every launch.
-        let o = unsafe { TensorMut::from_raw(address, &o_dims, &strides, Place::Cuda(0)) };
+        let o = unsafe { TensorMut::from_raw(address, &dims, &strides, Place::Cuda(0)) };
         let mut output = Output { o: o.expect("at most four axes"), lse: None };
-        plan.run(&stream, inputs, &mut output).expect("a launch");
+        self.plan.run(stream, inputs, &mut output).expect("a launch");
+    }
+
+    /// TFLOP/s of the visible cells.
+    fn rate(&self, milliseconds: &[f32]) -> f64 {
+        let sizes = &self.sizes;
+        let products = sizes.q_heads * (sizes.head_dim + sizes.value_dim);
+        2.0 * self.point.cells() * products as f64 / (f64::from(median(milliseconds)) * 1e9)
+    }
+}
+
+fn time<T: Pooled>(spec: &'static KernelSpec, form: Form, point: &Point) {
+    let stream = Stream::from(copy_stream());
+    let own = Call::<T>::new(*point, spec, spec.name, form);
+    let plain = Call::<T>::new(point.plain(), spec, spec.family.name(), form);
+    let [own_ms, plain_ms] =
+        alternating([&mut || own.launch(&stream), &mut || plain.launch(&stream)]);
+    let (rate, plain_rate) = (own.rate(&own_ms), plain.rate(&plain_ms));
+    let mask = if point.is_causal { "causal" } else { "full" };
+    println!(
+        "{:<36} {form:<5} {:>19} {mask:>6} S {:>5}: {rate:>6.1} of {plain_rate:>6.1} TFLOP/s: {:.3}",
+        spec.name,
+        point.name,
+        point.len,
+        rate / plain_rate
+    );
+    let Some(file) = std::env::var_os("FERROFLASH_ROWS") else { return };
+    let row = json!({
+        "direction": "forward", "d": own.sizes.head_dim, "s": point.len,
+        "b": own.sizes.batch, "heads": own.sizes.q_heads, "kv_heads": own.sizes.kv_heads,
+        "dtype": spec.dtype.to_string(), "causal": point.is_causal, "deterministic": false,
+        "kernel": spec.name, "options": point.name,
+        "tflops": { "ferroflash": rate, "ferroflash_plain": plain_rate },
+        "ms": { "ferroflash": own_ms, "ferroflash_plain": plain_ms },
     });
-    let cells = match name {
-        "causal" => LEN as f64 * (LEN + 1) as f64 / 2.0,
-        "window" => (0..LEN).map(|row| row.min(WINDOW) as f64 + 1.0).sum(),
-        _ => (LEN * LEN) as f64,
-    };
-    let flops = 2.0 * cells * (sizes.batch * heads * (dim + value_dim)) as f64;
-    let teraflops = flops / (f64::from(median(&milliseconds)) * 1e9);
-    println!("{:<40} {form:<5} {name:>11}: {teraflops:>6.1} TFLOP/s", spec.name);
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(file);
+    writeln!(file.expect("FERROFLASH_ROWS is writable"), "{row}").expect("a row is written");
 }
