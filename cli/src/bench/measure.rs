@@ -235,10 +235,11 @@ pub(super) fn rounds(asked: usize) -> Result<usize> {
     Ok(asked)
 }
 
-/// A case that no kernel runs, or for which there is no memory; any other fault ends the run.
+/// A case that no kernel runs, that is none, or for which there is no memory; any other fault ends
+/// the run.
 fn left_out(case: &Case, why: &Error) -> Result<LeftOut> {
     match why {
-        Error::Unsupported { .. } | Error::OutOfMemory { .. } => {
+        Error::Unsupported { .. } | Error::OutOfMemory { .. } | Error::Argument { .. } => {
             Ok(LeftOut { what: case.workload.words(), why: why.to_string() })
         }
         other => Err(other.clone().into()),

@@ -31,7 +31,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use crate::failure::{Failure, Result};
-use crate::file::write_text;
+use crate::file::{check_writable, write_text};
 use crate::forward::open;
 use crate::options::{DeviceChoice, form};
 use crate::report::{print, print_json};
@@ -169,6 +169,7 @@ impl Outputs {
                 return Err(Failure::needs(argument, had, "another file"));
             }
             if file.symlink_metadata().is_err() {
+                check_writable(argument, file)?;
                 continue;
             }
             if !file.is_file() {

@@ -9,7 +9,7 @@ mod write;
 
 pub(crate) use self::npy::open as open_npy;
 pub(crate) use self::safetensors::Safetensors;
-pub(crate) use self::write::{Destination, Written, write_text};
+pub(crate) use self::write::{Destination, Written, check_writable, write_text};
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};

@@ -168,6 +168,12 @@ fn check(file: &Path, inputs: &[&Path]) -> Result<()> {
     beside(file).map(drop).map_err(|error| unwritable(file, &error, Failure::Input))
 }
 
+/// Whether `file` can be put where it is to go: a long measurement should not end in a refusal.
+pub(crate) fn check_writable(argument: &str, file: &Path) -> Result<()> {
+    let problem = |error| format!("{} cannot be written: {error}", file.display());
+    beside(file).map(drop).map_err(|error| Failure::input(argument, problem(error)))
+}
+
 /// A temporary file in the folder of `file`.
 fn beside(file: &Path) -> std::io::Result<NamedTempFile> {
     let folder = match file.parent() {

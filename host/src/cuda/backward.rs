@@ -196,7 +196,11 @@ impl<'a> Call<'a> {
             return Ok(());
         }
         let size = self.dtype.bytes();
-        let (q_len, batch_heads) = self.query_rows();
+        // Without rows a block still clears the bias' gradient, and must look at nothing else.
+        let (scratch, (q_len, batch_heads)) = match self.has_rows() {
+            true => (scratch, self.query_rows()),
+            false => (BackwardScratch { padded_rows: 0, ..scratch }, (0, 0)),
+        };
         let params = PreprocessParams {
             o: device_tensor(self.o, size),
             d_o: device_tensor(self.d_o, size),

@@ -15,7 +15,8 @@ impl<T: Element> Plan<T> {
     /// Checks the contents of every length and offset, those in device memory too, as a call checks
     /// those in host memory. Copies them and waits for `stream`: for tests and for finding faults,
     /// not for every call. A call itself never looks: its kernel keeps malformed offsets inside the
-    /// tensors, and gives wrong numbers.
+    /// tensors, and gives wrong numbers; a deterministic backward pass, whose blocks wait for one
+    /// another, may then never end.
     ///
     /// # Errors
     /// [`Error::Argument`](crate::Error::Argument) by the name of the first that is malformed.

@@ -74,8 +74,12 @@ def with_state(dropout: Any) -> Any:
 def _current(array: Any) -> Any:
     """The array's CUDA device as torch's current one: torch lends no other's arrays."""
     device, ordinal = array.__dlpack_device__()
-    torch = sys.modules.get("torch")
-    return nullcontext() if device != _CUDA or torch is None else torch.cuda.device(ordinal)
+    if device != _CUDA:
+        return nullcontext()
+    try:
+        return importlib.import_module("torch").cuda.device(ordinal)
+    except ImportError:  # said by name where arrays are borrowed
+        return nullcontext()
 
 
 def _borrow_call(tensors: tuple, extras: Extras | None) -> tuple[Any, tuple, Extras | None]:
@@ -120,11 +124,14 @@ def _keep(arrays: Any, q: Any) -> None:
     """
     if not getattr(q, "is_cuda", False) or _is_captured():
         return
+    _KEPT.append((_event(q.device), arrays))
     for _ in range(len(_KEPT)):
-        event, kept = _KEPT.popleft()
+        try:
+            event, kept = _KEPT.popleft()
+        except IndexError:  # another thread looks through them too
+            break
         if not event.query():
             _KEPT.append((event, kept))
-    _KEPT.append((_event(q.device), arrays))
 
 
 def _is_captured() -> bool:

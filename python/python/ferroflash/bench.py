@@ -119,7 +119,13 @@ def _row(
     workload: Workload, contenders: dict, backend: Any, rounds: int, left_out: list
 ) -> dict | None:
     """The row of a workload, or None where nobody takes part."""
-    sets, calls, first, differences = backend.sets(workload), {}, None, {}
+    calls, first, differences = {}, None, {}
+    try:
+        sets = backend.sets(workload)
+    except Exception as why:  # no memory for it, or no such type here
+        text = " ".join(str(why).split())[:300]
+        left_out.append({"what": str(workload), "why": f"{type(why).__name__}: {text}"})
+        return None
     for name, contender in contenders.items():
         try:
             if workload.deterministic and not contender.deterministic:
