@@ -67,7 +67,7 @@ mod tests {
         let shape = Shape {
             batch: 2,
             q_heads: 4,
-            kv_heads: 2,
+            kv_heads: 4,
             q_len: 300,
             kv_len: 300,
             head_dim: 100,

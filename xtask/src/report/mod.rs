@@ -334,7 +334,7 @@ mod tests {
         let rows = rows().expect("they read");
         let rows: Vec<&Row> = rows.iter().filter(|row| is_conventional(row)).collect();
         let words = source(&rows);
-        assert!(words.starts_with("NVIDIA H200; 2026-11-29, 2026-11-30; "), "{words}");
+        assert!(words.starts_with("NVIDIA H200; 2026-"), "{words}");
         assert!(words.contains("20 rounds"), "{words}");
         assert_eq!(source(&[]), "Not measured yet.");
     }
