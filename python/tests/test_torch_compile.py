@@ -88,7 +88,7 @@ def test_dropout_is_drawn_anew():
     q, k, v = tensors(1, 12, 64, 2, 2, 16, dtype=F32)
     call = compiled(lambda q, k, v: ferroflash.flash_attn_func(q, k, v, 0.5))
     assert not torch.equal(call(q, k, v), call(q, k, v))
-    state = dict(dropout_p=0.5, dropout_state=(1, 2))
+    state = dict(dropout_p=0.5, dropout_state=(2**63 + 1, 2))
     call = compiled(lambda q, k, v: ferroflash.attention(q, k, v, **state))
     assert torch.equal(call(q, k, v), ferroflash.attention(q, k, v, **state))
 

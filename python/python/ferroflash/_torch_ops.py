@@ -12,7 +12,7 @@ import torch
 from torch.autograd import forward_ad
 
 from . import _torch
-from ._call import ARRAYS, Extras, Options, rows_of
+from ._call import ARRAYS, Extras, Options, rows_of, seed_and_offset
 from ._torch_dropout import is_captured, with_state
 
 _Tensor = torch.Tensor
@@ -71,7 +71,9 @@ def _options(numbers: Options, extras: Extras) -> tuple:
         # Drawn in the graph, so that every run of it draws anew.
         state = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device="cpu")
     elif state is not None and not isinstance(state, torch.Tensor):
-        state = torch.tensor(state, dtype=torch.int64, device="cpu")
+        # Two's complement: the upper half of 64 bits is negative.
+        halves = [x - 2**64 if x >= 2**63 else x for x in seed_and_offset(state)]
+        state = torch.tensor(halves, dtype=torch.int64, device="cpu")
     numbers = _torch.as_deterministic(numbers)
     return *extras[:ARRAYS], state, *extras.longest, *numbers, probability
 
