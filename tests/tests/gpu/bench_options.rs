@@ -267,8 +267,8 @@ fn time<T: Pooled>(spec: &'static KernelSpec, form: Form, point: &Point) {
         "b": own.sizes.batch, "heads": own.sizes.q_heads, "kv_heads": own.sizes.kv_heads,
         "dtype": spec.dtype.to_string(), "causal": point.is_causal, "deterministic": false,
         "kernel": spec.name, "options": point.name,
-        "tflops": { "ferroflash": rate, "ferroflash_plain": plain_rate },
-        "ms": { "ferroflash": own_ms, "ferroflash_plain": plain_ms },
+        "tflops": { "ferroflash": rate, "plain": plain_rate },
+        "ms": { "ferroflash": own_ms, "plain": plain_ms },
     });
     let file = std::fs::OpenOptions::new().create(true).append(true).open(file);
     writeln!(file.expect("FERROFLASH_ROWS is writable"), "{row}").expect("a row is written");

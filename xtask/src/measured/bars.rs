@@ -223,7 +223,7 @@ pub(crate) fn bars(rows: &[Row]) -> Vec<Bar> {
         ),
         Bar::new("dropout ÷ plain, forward, d = 64", each(0.5), option("dropout", &forward_of(64))),
         Bar::new("dropout ÷ plain, backward", each(0.6), option("dropout", &is_backward)),
-        Bar::new("packed, equal lengths ÷ dense", each(0.95), option("packed", &|_| true)),
+        Bar::new("packed, equal lengths ÷ dense", each(0.95), option("packed equal", &|_| true)),
         Bar::new("CPU forward ÷ PyTorch", each(0.9), on_cpu("forward")).of(2),
         Bar::new("CPU backward ÷ PyTorch", each(0.9), on_cpu("backward")).of(2),
     ]

@@ -71,7 +71,10 @@ pub(super) fn between(rows: &[Row]) -> Vec<Point> {
         if next == row.d || row.is_of_cpu() || row.options.is_some() {
             return None;
         }
-        let wider = rows.iter().find(|other| other.is_same_call(&Row { d: next, ..row.clone() }));
+        let next = Row { d: next, ..row.clone() };
+        // Times of different days are not of one process.
+        let is_next = |other: &&Row| other.is_same_call(&next) && other.recorded == row.recorded;
+        let wider = rows.iter().find(is_next);
         Some(row.median(OURS)? / wider?.median(OURS)?)
     })
 }
