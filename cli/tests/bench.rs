@@ -133,6 +133,24 @@ fn files_that_are_there_stay() {
     folder
         .run_on_one_thread(&tiny(&["--json", "a", "--csv", "a"]))
         .refused(&["--csv", "--json's too"]);
+    folder
+        .run_on_one_thread(&tiny(&["--csv", "missing/run.csv"]))
+        .refused(&["--csv", "missing/run.csv cannot be written"]);
+}
+
+#[test]
+fn a_workload_that_is_none_leaves_the_others() {
+    let folder = Folder::new();
+    let forward = ["--directions", "forward", "--json", "run.json"];
+    let grid = "bench --device cpu --seqs 24 --dims 8,1024 --heads 2 --batch 1";
+    let grid: Vec<&str> = grid.split_whitespace().chain(forward).collect();
+    folder.run_on_one_thread(&grid).succeeded();
+    let run = json(&folder, "run.json");
+    let count = |name: &str| run[name].as_array().map(Vec::len);
+    // Full and causal, each.
+    assert_eq!((count("rows"), count("left_out")), (Some(2), Some(2)));
+    assert!(run["rows"].as_array().is_some_and(|rows| rows.iter().all(|row| row["d"] == 8)));
+    follows_the_schema(&run);
 }
 
 #[test]
