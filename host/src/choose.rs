@@ -89,11 +89,15 @@ pub(crate) fn choose(
     let reason = match by_name {
         Some(_) => "asked for by name".to_owned(),
         None => format!(
-            "the narrowest compiled head dimensions ({}, {}) that hold ({}, {})",
+            "the narrowest compiled head dimensions ({}, {}) that hold ({}, {}){}",
             spec.tile.head_dim,
             spec.tile.value_dim,
             attention.shape.head_dim,
-            attention.shape.value_dim
+            attention.shape.value_dim,
+            match attention.shape.value_dim.div_ceil(spec.tile.value_dim as usize) {
+                0 | 1 => String::new(),
+                launches => format!(", in {launches} launches of {} values", spec.tile.value_dim),
+            }
         ),
     };
     Ok(Choice { spec, fallback, reason, rejected })
@@ -169,10 +173,11 @@ fn obstacle(
     if spec.dtype != dtype {
         return Some(format!("computes {}, the call is {dtype}", spec.dtype));
     }
-    if shape.head_dim > tile.head_dim as usize || shape.value_dim > tile.value_dim as usize {
+    let most_value_channels = spec.most_value_channels();
+    if shape.head_dim > tile.head_dim as usize || shape.value_dim > most_value_channels as usize {
         return Some(format!(
-            "holds head dimensions up to ({}, {}), the call has ({}, {})",
-            tile.head_dim, tile.value_dim, shape.head_dim, shape.value_dim
+            "holds head dimensions up to ({}, {most_value_channels}), the call has ({}, {})",
+            tile.head_dim, shape.head_dim, shape.value_dim
         ));
     }
     if let Some((_, option)) = options(attention).iter().find(|(class, _)| *class > spec.mask) {
@@ -302,6 +307,38 @@ mod tests {
         let expected =
             [(Causal, RIGHT_SIDE), (Masked, "left window"), (Masked, "packed sequences")];
         assert_eq!(names, expected);
+    }
+
+    #[test]
+    fn wide_values_take_two_launches() {
+        let taken = |head_dim, value_dim, shared_bytes_per_block| {
+            let a100 = Limits {
+                name: "NVIDIA A100".to_owned(),
+                capability: (8, 0),
+                multiprocessors: 108,
+                shared_bytes_per_block,
+                shared_bytes_per_multiprocessor: shared_bytes_per_block,
+                l2_bytes: 41_943_040,
+                memory_bytes: 80_000_000_000,
+                driver_version: 13_000,
+            };
+            let shape = Shape { head_dim, value_dim, ..attention().shape };
+            choose(&Attention::new(shape), Dtype::Bf16, Direction::Forward, &a100, None)
+                .map(|choice| (choice.spec.name, choice.reason))
+        };
+        let (kernel, reason) = taken(512, 512, 166_912).expect("a kernel");
+        assert_eq!(kernel, "portable_forward_d512x256_bf16_masked");
+        assert!(reason.ends_with("in 2 launches of 256 values"), "{reason}");
+        // The narrowest that holds the queries, on consumer cards too.
+        let (kernel, _) = taken(40, 300, 101_376).expect("a kernel");
+        assert_eq!(kernel, "portable_forward_d64x256_bf16_full");
+        let (kernel, reason) = taken(257, 256, 101_376).expect("a kernel");
+        assert_eq!(kernel, "portable_forward_d512x256_bf16_masked");
+        assert!(!reason.contains("launches"), "{reason}");
+        for (head_dim, value_dim) in [(513, 8), (8, 513)] {
+            let error = taken(head_dim, value_dim, 166_912).expect_err("too wide");
+            assert!(error.to_string().contains("up to (512, 512)"), "{error}");
+        }
     }
 
     #[test]

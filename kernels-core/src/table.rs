@@ -15,6 +15,9 @@ use crate::backward::schedule::BackwardSchedule;
 use crate::backward::scratch::{HopperCounters, QueryGradientOrder};
 use crate::tile::{SharedPlan, TileShape, Tiling, WARPGROUP_WARPS};
 
+/// Channels of the widest output tile: more would not fit a thread's registers.
+const WIDEST_OUTPUT: u32 = 256;
+
 /// One row of the table, as the host sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelSpec {
@@ -94,6 +97,15 @@ impl KernelSpec {
     /// Whether it is of a class that has options: it then takes the parameters of such kernels.
     pub const fn has_options(&self) -> bool {
         matches!(self.mask, MaskClass::Masked | MaskClass::General)
+    }
+
+    /// Channels of v and o that it can be given: a portable forward kernel of the widest output
+    /// tile computes twice as many in two launches, each with scores of its own.
+    pub const fn most_value_channels(&self) -> u32 {
+        match (self.family, self.direction, self.tile.value_dim) {
+            (Family::Portable, Direction::Forward, WIDEST_OUTPUT) => 2 * WIDEST_OUTPUT,
+            (.., value_dim) => value_dim,
+        }
     }
 
     /// The part of the build that compiles it: kernels of one unit share a module, and a feature of

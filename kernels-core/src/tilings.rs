@@ -6,7 +6,7 @@
 //! addresses, operands and row states. 32 rows a warp halve the shared-memory reads a product
 //! needs, since every K and V fragment then serves two `mma` row tiles; from D̂v = 192 on, the
 //! output accumulator leaves room for 16 rows only. All plans stay within 101,376 bytes, what a
-//! block may have on compute capability 8.6 and 8.9.
+//! block may have on compute capability 8.6 and 8.9, but one of 512 channels.
 
 pub use crate::backward::hopper_tilings::*;
 pub use crate::backward::tilings::*;
@@ -63,6 +63,10 @@ tilings! {
         "16 rows a warp, since 32 would need 192 output values; one stage in 72 KB, two blocks.";
     Portable256: 64 x 64, dims 256 256, warps 4, stages 1, blocks 2,
         "16 rows a warp; 128 output values; 64 keys at one stage in 96 KB beat 32 at two.";
+    Portable512: 64 x 16, dims 512 256, warps 4, stages 1, blocks 1,
+        "128 output values, so half of 512 at a time; 16 keys beside 64 KB of Q in 88 KB.";
+    General512: 64 x 32, dims 512 256, warps 4, stages 1, blocks 1,
+        "As Portable512, with the 32 keys of a dropout block: 112 KB.";
     Portable192x128: 128 x 32, dims 192 128, warps 4, stages 2, blocks 2,
         "The output is 128 wide, so 32 rows a warp fit; 32 keys keep two stages in 88 KB.";
     Portable64x256: 64 x 64, dims 64 256, warps 4, stages 2, blocks 2,

@@ -179,19 +179,27 @@ impl<'a> Call<'a> {
             query_sign,
         };
         let blocks = schedule.blocks() as u32;
-        // SAFETY: these are the parameters of a portable forward kernel of the mask class; the rest
-        // is the caller's promise. The planner checked that the blocks fit the grid.
-        unsafe {
-            match kernel.spec.mask {
-                MaskClass::Full | MaskClass::Causal => {
-                    kernel.launch(device, stream, blocks, &params)
+        for first in (0..shape.value_dim).step_by(kernel.spec.tile.value_dim as usize) {
+            let params = PortableForwardParams {
+                v: channels_from(params.v, first, kernel.spec),
+                o: channels_from(params.o, first, kernel.spec),
+                ..params
+            };
+            // SAFETY: these are the parameters of a portable forward kernel of the mask class; the
+            // rest is the caller's promise. The planner checked that the blocks fit the grid.
+            unsafe {
+                match kernel.spec.mask {
+                    MaskClass::Full | MaskClass::Causal => {
+                        kernel.launch(device, stream, blocks, &params)
+                    }
+                    MaskClass::Masked | MaskClass::General => {
+                        let params = self.options.params(self.attention, params);
+                        kernel.launch(device, stream, blocks, &params)
+                    }
                 }
-                MaskClass::Masked | MaskClass::General => {
-                    let params = self.options.params(self.attention, params);
-                    kernel.launch(device, stream, blocks, &params)
-                }
-            }
+            }?;
         }
+        Ok(())
     }
 
     /// Launches `kernel`, of the hopper family, with the plans that [`Self::tensor_maps`] made.
@@ -273,6 +281,14 @@ pub(super) fn device_tensor(raw: &Raw, size: usize) -> DeviceTensor {
         channels: raw.dims()[raw.dims().len() - 1] as u32,
         access_bytes: 1 << aligned.trailing_zeros().min(4),
     }
+}
+
+/// The channels of v or o from `first` on that one launch of `spec` computes.
+fn channels_from(tensor: DeviceTensor, first: usize, spec: &KernelSpec) -> DeviceTensor {
+    let bytes = (first * spec.dtype.bytes()) as u64;
+    let channels = (tensor.channels - first as u32).min(spec.tile.value_dim);
+    // A tile's width is a multiple of the widest access.
+    DeviceTensor { address: tensor.address.wrapping_add(bytes), channels, ..tensor }
 }
 
 #[cfg(test)]

@@ -54,6 +54,8 @@ macro_rules! kernel_table {
             portable_forward_d192x128_f16_masked = Portable Forward<Portable192x128, F16, Masked>;
             portable_forward_d64x256_bf16_masked = Portable Forward<Portable64x256, Bf16, Masked>;
             portable_forward_d64x256_f16_masked = Portable Forward<Portable64x256, F16, Masked>;
+            portable_forward_d512x256_bf16_masked = Portable Forward<Portable512, Bf16, Masked>;
+            portable_forward_d512x256_f16_masked = Portable Forward<Portable512, F16, Masked>;
             portable_forward_d32_bf16_general = Portable Forward<General32, Bf16, General>;
             portable_forward_d32_f16_general = Portable Forward<General32, F16, General>;
             portable_forward_d64_bf16_general = Portable Forward<Masked64, Bf16, General>;
@@ -72,6 +74,8 @@ macro_rules! kernel_table {
                 Portable Forward<Portable192x128, F16, General>;
             portable_forward_d64x256_bf16_general = Portable Forward<Portable64x256, Bf16, General>;
             portable_forward_d64x256_f16_general = Portable Forward<Portable64x256, F16, General>;
+            portable_forward_d512x256_bf16_general = Portable Forward<General512, Bf16, General>;
+            portable_forward_d512x256_f16_general = Portable Forward<General512, F16, General>;
             portable_preprocess_bf16 = Portable Preprocess<BackwardRows, Bf16, Full>;
             portable_preprocess_f16 = Portable Preprocess<BackwardRows, F16, Full>;
             portable_preprocess_bf16_masked = Portable Preprocess<BackwardRows, Bf16, Masked>;

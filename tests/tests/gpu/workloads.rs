@@ -313,7 +313,12 @@ fn channels(spec: &KernelSpec) -> Vec<Workload> {
     // Between compiled sizes, as models have them.
     all.extend([40, 72, 80, 112, 136, 144, 160, 176].map(|d| (d, d)));
     all.extend([(dim, 8), (8, value_dim), (dim, value_dim - 8), (dim - 5, value_dim)]);
-    all.retain(|(d, dv)| *d <= dim && *dv <= value_dim);
+    let most_values = spec.most_value_channels() as usize;
+    if most_values > value_dim {
+        // In two launches, the second of them whole, short or of a single channel.
+        all.extend([most_values, most_values - 20, value_dim + 1].map(|dv| (dim, dv)));
+    }
+    all.retain(|(d, dv)| *d <= dim && *dv <= most_values);
     all.sort_unstable();
     all.dedup();
     let sized = |dims: (usize, usize)| {
