@@ -79,7 +79,7 @@ def signed_probabilities(module: Any, tensors: tuple, numbers: tuple, extras: Ex
     probability, state = extras.dropout or (0.0, (0, 0))
     dims = tuple(result.shape)
     kept = module.as_mask(_native.dropout_mask(probability, state, dims), dims, q)
-    return module.where(kept, result, -result)
+    return module.where(kept, result, 0 - result)  # a zero has no sign
 
 
 def _spans(cumulative: Any) -> list[tuple[int, int]]:
