@@ -77,10 +77,42 @@ pub enum Scale {
 pub struct Dropout {
     /// Probability that an entry is dropped, 0 to 1; applied as `round(p·2¹⁶) / 2¹⁶`.
     pub probability: f32,
-    /// Seed of the generator.
-    pub seed: u64,
-    /// Offset of the generator: another offset, another mask.
-    pub offset: u64,
+    /// Which mask.
+    pub state: DropoutState,
+}
+
+/// Where the seed and the offset of a dropout come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum DropoutState {
+    /// They are part of the description: every call drops the same.
+    Value {
+        /// Seed of the generator.
+        seed: u64,
+        /// Offset of the generator: another offset, another mask.
+        offset: u64,
+    },
+    /// They come with each call, as [`Inputs::dropout_state`].
+    Given,
+}
+
+impl Dropout {
+    /// Drops with `probability`; `state` is `(seed, offset)`, or [`DropoutState::Given`].
+    ///
+    /// ```
+    /// use ferroflash::{Dropout, DropoutState};
+    /// let fixed = Dropout::new(0.1, (seed(), 0));
+    /// let advancing = Dropout::new(0.1, DropoutState::Given);
+    /// # fn seed() -> u64 { 7 }
+    /// ```
+    pub fn new(probability: f32, state: impl Into<DropoutState>) -> Self {
+        Self { probability, state: state.into() }
+    }
+}
+
+impl From<(u64, u64)> for DropoutState {
+    fn from((seed, offset): (u64, u64)) -> Self {
+        Self::Value { seed, offset }
+    }
 }
 
 /// How the items of a batch lie in the tensors.
@@ -145,6 +177,8 @@ pub struct Attention {
     pub(crate) alibi: bool,
     pub(crate) bias: Option<Broadcast>,
     pub(crate) boolean_mask: Option<Broadcast>,
+    /// Whether the boolean mask has a bit a key.
+    pub(crate) mask_is_bits: bool,
     pub(crate) sink: bool,
     pub(crate) dropout: Option<Dropout>,
     pub(crate) deterministic: bool,
@@ -162,6 +196,7 @@ impl Attention {
             alibi: false,
             bias: None,
             boolean_mask: None,
+            mask_is_bits: false,
             sink: false,
             dropout: None,
             deterministic: false,
@@ -206,7 +241,15 @@ impl Attention {
 
     /// Hides the keys where a boolean tensor, `[B or 1, Hq or 1, Sq or 1, Sk]`, is false.
     pub const fn boolean_mask(mut self, broadcast: Broadcast) -> Self {
-        self.boolean_mask = Some(broadcast);
+        (self.boolean_mask, self.mask_is_bits) = (Some(broadcast), false);
+        self
+    }
+
+    /// As [`Self::boolean_mask`], in an eighth of the memory: the tensor is
+    /// `[B or 1, Hq or 1, Sq or 1, ⌈Sk / 8⌉]`, and key j is visible where bit `j % 8` of byte
+    /// `j / 8` is set, bit 0 being the lowest.
+    pub const fn bit_mask(mut self, broadcast: Broadcast) -> Self {
+        (self.boolean_mask, self.mask_is_bits) = (Some(broadcast), true);
         self
     }
 
@@ -256,6 +299,13 @@ impl Attention {
                 vec![q_tokens, s.q_heads, s.value_dim],
             ],
         }
+    }
+
+    /// Dimensions of the boolean mask, if there is one.
+    pub(crate) fn mask_dims(&self) -> Option<[usize; 4]> {
+        let [batch, heads, rows, keys] = self.boolean_mask?.dims(&self.shape);
+        let columns = if self.mask_is_bits { keys.div_ceil(8) } else { keys };
+        Some([batch, heads, rows, columns])
     }
 
     /// Dimensions of lse: `[B, Hq, Sq]`, or `[Hq, Tq]` where items are packed.

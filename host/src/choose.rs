@@ -284,7 +284,7 @@ mod tests {
         let causal = Mask::causal(Align::BottomRight);
         let window = |left, right| attention().mask(causal.window(left, right));
         let packed = Layout::Packed { q_tokens: 9, kv_tokens: 9 };
-        let dropout = Dropout { probability: 0.0, seed: 0, offset: 0 };
+        let dropout = Dropout::new(0.0, (0, 0));
         for (class, attention) in [
             (Full, attention()),
             // Sides that hide nothing.

@@ -51,8 +51,8 @@ mod plan;
 mod tensor;
 
 pub use attention::{
-    Align, Attention, Broadcast, Dropout, Gradients, Inputs, Layout, Lengths, Mask, Output, Packed,
-    Saved, Scale, Shape,
+    Align, Attention, Broadcast, Dropout, DropoutState, Gradients, Inputs, Layout, Lengths, Mask,
+    Output, Packed, Saved, Scale, Shape,
 };
 pub use buffer::Buffer;
 pub use choose::Rejection;

@@ -1,6 +1,7 @@
 //! A plan: one call, validated, its kernel chosen and loaded.
 
 mod check;
+mod inspect;
 mod validate;
 
 use std::marker::PhantomData;
@@ -220,7 +221,7 @@ impl<T: Element> Plan<T> {
                 }
                 let needs = self.workspace().forward;
                 let workspace = self.check_workspace(&workspace, needs, handle)?;
-                let call = Call::new(&self.attention, &inputs, output, workspace);
+                let call = Call::new(&self.attention, &inputs, output, workspace)?;
                 // SAFETY: the tensors were checked against the call just now, and their borrows
                 // and constructors vouch for their memory; the stream is of the plan's device.
                 unsafe { kernels.forward.run(&call, &kernels.device, handle) }
@@ -298,7 +299,7 @@ impl<T: Element> Plan<T> {
         if (is_empty || !is_wanted) && !is_option_wanted {
             return Ok(());
         }
-        let call = backward::Call::new(&self.attention, saved, d_o, d_lse, gradients, workspace);
+        let call = backward::Call::new(&self.attention, saved, d_o, d_lse, gradients, workspace)?;
         // SAFETY: the tensors were checked against the call just now, and their borrows and
         // constructors vouch for their memory; the stream is of the plan's device.
         unsafe { call.run(&kernels.device, backward, handle) }

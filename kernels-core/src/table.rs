@@ -56,7 +56,8 @@ impl KernelSpec {
             (Family::Portable, Direction::Forward) => {
                 let plan = match M::CLASS {
                     MaskClass::Full | MaskClass::Causal => SharedPlan::portable_forward(T::SHAPE),
-                    MaskClass::Masked | MaskClass::General => SharedPlan::portable_masked(T::SHAPE),
+                    MaskClass::Masked => SharedPlan::portable_masked(T::SHAPE),
+                    MaskClass::General => SharedPlan::portable_general(T::SHAPE),
                 };
                 (T::SHAPE.warps * 32, plan.bytes)
             }
@@ -157,9 +158,12 @@ impl KernelSpec {
     /// Barriers in the body, block-wide and named.
     pub const fn barriers(&self) -> u32 {
         match (self.family, self.direction) {
-            // Before turning the queries' sign; one a K/V tile, or two with one stage; two around
-            // the staging of the output.
-            (Family::Portable, Direction::Forward) => 3 + 3 - self.tile.stages,
+            // Before turning the queries' sign; one a K/V tile, or two with one stage, the second
+            // once more for tiles that a mask hides; two around the staging of the output.
+            (Family::Portable, Direction::Forward) => {
+                let second = 2 - self.tile.stages;
+                3 + 1 + second + second * matches!(self.mask, MaskClass::General) as u32
+            }
             // At the start, after turning the queries' sign, after skipped tiles, before the output
             // is copied out, and a warp's two around its work; for the turns, one before the first
             // and a pair in each loop.
@@ -173,7 +177,11 @@ impl KernelSpec {
             (_, Direction::Preprocess) => 0,
             // Between staging a tile and writing it; between the parts of a sink's gradient.
             (_, Direction::Convert) => 1 + self.has_options() as u32,
-            (Family::Portable, Direction::Backward) => PortableBackwardPlan::barriers(self.tile),
+            // A step's first asks for the mask as well, or does not.
+            (Family::Portable, Direction::Backward) => {
+                let asks = matches!(self.mask, MaskClass::General) as u32;
+                PortableBackwardPlan::barriers(self.tile) + asks
+            }
             (Family::Hopper, Direction::Backward) => HopperBackwardPlan::barriers(self.tile),
         }
     }

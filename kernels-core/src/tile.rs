@@ -148,11 +148,18 @@ impl SharedPlan {
         Self { q, k, k_stage, v, v_stage, o: 0, barriers: bytes, works: bytes, bytes }
     }
 
-    /// As the portable forward, with the block's place among the items behind it: [`Self::works`],
-    /// 48 bytes.
+    /// As the portable forward, with the block's place among the items and its dropout's seed and
+    /// offset behind it: [`Self::works`], 48 and 16 bytes.
     pub const fn portable_masked(tile: TileShape) -> Self {
         let plan = Self::portable_forward(tile);
-        Self { bytes: plan.works + 48, ..plan }
+        Self { bytes: plan.works + 64, ..plan }
+    }
+
+    /// As the portable forward of class `masked`, with 8 bytes a thread for what a boolean mask shows
+    /// behind it.
+    pub const fn portable_general(tile: TileShape) -> Self {
+        let plan = Self::portable_masked(tile);
+        Self { bytes: plan.bytes + tile.warps * 32 * 8, ..plan }
     }
 
     /// The hopper forward: the Q rows of each warpgroup, the K ring, the V ring, the barriers,

@@ -1,12 +1,14 @@
 //! What kernels with options share: which item a block's slot belongs to, which keys a row sees,
 //! and the functions that make a score of a product.
 
+use ferroflash_core::dropout::DropoutMask;
 use ferroflash_core::items::{ItemSearch, Items};
+use ferroflash_core::params::options::ScoreOptions;
 use ferroflash_core::visibility::Visibility;
 
 use crate::ptx::math::{exp2, fma, reciprocal};
-use crate::ptx::memory::load_global_u32;
-use crate::ptx::warp::ballot;
+use crate::ptx::memory::{load_global_u32, load_shared_v4, store_shared_v4};
+use crate::ptx::warp::{ballot, uniform};
 
 /// The packed item that `slot` belongs to, by the first slot of each.
 ///
@@ -50,6 +52,33 @@ pub fn sides(visible: &Visibility, row: u32) -> (i32, i32) {
 #[inline(always)]
 pub fn biased(score: f32, bias: f32) -> f32 {
     if bias == f32::NEG_INFINITY { bias } else { score + bias }
+}
+
+/// Leaves the dropout's seed and offset, by value or from the device, and a word of the caller's in
+/// the 16 bytes of shared memory at `slot`: one thread of a block calls this, once.
+///
+/// # Safety
+/// The bytes are this thread's to write; a state's address is readable.
+#[inline(always)]
+pub unsafe fn store_dropout(options: &ScoreOptions, slot: u32, own: u32) {
+    let mut mask = options.dropout;
+    if options.dropout_state != 0 {
+        let word = |index: u64| load_global_u32(options.dropout_state + index * 4) as u64;
+        mask = mask.advanced(word(1) << 32 | word(0), word(3) << 32 | word(2));
+    }
+    store_shared_v4(slot, [mask.key[0], mask.key[1], mask.offset_low, own]);
+}
+
+/// The mask that [`store_dropout`] left at `slot`, known to be the same in the whole warp, and the
+/// caller's word.
+///
+/// # Safety
+/// All 32 lanes of the warp call this alike, after a barrier behind the store.
+#[inline(always)]
+pub unsafe fn load_dropout(options: &ScoreOptions, slot: u32) -> (DropoutMask, u32) {
+    let [low, high, offset_low, own] = load_shared_v4(slot);
+    let key = [uniform(low), uniform(high)];
+    (DropoutMask { key, offset_low: uniform(offset_low), ..options.dropout }, own)
 }
 
 /// Beyond this, the exponential form of tanh is accurate to 3·10⁻⁷.

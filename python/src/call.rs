@@ -6,11 +6,11 @@ use std::ffi::c_void;
 use std::ptr;
 
 use ferroflash::{
-    Element, Gradients, Inputs, Output, Packed, Place, Plan, Result, Saved, Stream, TensorMut,
-    Workspace, contiguous_strides,
+    Attention, Dropout, Element, Gradients, Inputs, Output, Packed, Place, Plan, Result, Saved,
+    Shape, Stream, TensorMut, TensorRef, Workspace, contiguous_strides, cpu,
 };
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyByteArray, PyTuple};
 
 use crate::error::exception;
 use crate::plan::{PyPlan, Typed};
@@ -44,11 +44,27 @@ struct OptionTensors {
     cu_k: Option<View>,
     used_q: Option<View>,
     used_k: Option<View>,
+    state: Option<State>,
+}
+
+/// Seed and offset of a dropout.
+#[derive(Clone, Copy)]
+enum State {
+    Value([u64; 2]),
+    OnDevice(View),
+}
+
+/// The same, as Python passes it.
+#[derive(FromPyObject)]
+enum GivenState<'py> {
+    OnDevice(Tensor<'py>),
+    Value((u64, u64)),
 }
 
 impl OptionTensors {
     /// Reads `(alibi_slopes, bias, mask, sink, key_lengths, cu_seqlens_q, cu_seqlens_k, seqused_q,
-    /// seqused_k)`, each a tensor or `None`.
+    /// seqused_k, mask_bits, dropout_state)`, each a tensor or `None`; the last may be `(seed,
+    /// offset)`.
     fn read(tuple: Option<&Bound<'_, PyTuple>>, bytes: bool) -> PyResult<Self> {
         let Some(tuple) = tuple else { return Ok(Self::default()) };
         let read = |index, name, element| -> PyResult<Option<View>> {
@@ -56,16 +72,24 @@ impl OptionTensors {
             let tensor: Option<Tensor<'_>> = field(tuple, index, name)?;
             tensor.map(|tensor| View::read(&tensor, name, unit)).transpose()
         };
+        let state = match field(tuple, 10, "dropout_state")? {
+            None => None,
+            Some(GivenState::Value((seed, offset))) => Some(State::Value([seed, offset])),
+            Some(GivenState::OnDevice(tensor)) => {
+                Some(State::OnDevice(View::read(&tensor, "dropout_state", 1)?))
+            }
+        };
         Ok(Self {
             alibi_slopes: read(0, "alibi_slopes", 4)?,
             bias: read(1, "bias", 4)?,
-            mask: read(2, "mask", 1)?,
+            mask: read(2, "mask", 1)?.or(read(9, "mask_bits", 1)?),
             sink: read(3, "sink", 4)?,
             key_lengths: read(4, "key_lengths", 4)?,
             cu_q: read(5, "cu_seqlens_q", 4)?,
             cu_k: read(6, "cu_seqlens_k", 4)?,
             used_q: read(7, "seqused_q", 4)?,
             used_k: read(8, "seqused_k", 4)?,
+            state,
         })
     }
 }
@@ -105,7 +129,7 @@ impl Call {
     /// # Safety
     /// Every address is that of a tensor at the call's place with the dimensions and strides
     /// given and the element type the plan's attention has there, valid for `'a`.
-    unsafe fn inputs<'a, T>(&self) -> Result<Inputs<'a, T>> {
+    unsafe fn inputs<'a, T>(&'a self) -> Result<Inputs<'a, T>> {
         let (place, options) = (self.place, &self.options);
         // SAFETY: the caller's promise, here and for every tensor below.
         let (q, k, v) =
@@ -117,6 +141,11 @@ impl Call {
             inputs.bias = options.bias.map(|x| x.tensor(place)).transpose()?;
             inputs.boolean_mask = options.mask.map(|x| x.tensor(place)).transpose()?;
             inputs.sink = options.sink.map(|x| x.tensor(place)).transpose()?;
+            inputs.dropout_state = match &options.state {
+                None => None,
+                Some(State::Value(state)) => Some(TensorRef::host(state, &[2])?),
+                Some(State::OnDevice(state)) => Some(state.tensor(place)?),
+            };
             inputs.key_lengths =
                 options.key_lengths.map(|x| x.lengths(place, "key_lengths")).transpose()?;
             if let (Some(cu_q), Some(cu_k)) = (options.cu_q, options.cu_k) {
@@ -321,4 +350,22 @@ unsafe fn run_backward<T: Element>(
         let scratch = workspace(scratch, plan.workspace().backward, place)?;
         plan.backward_into(&call.stream(), &saved, &d_o, d_lse.as_ref(), &mut gradients, scratch)
     }
+}
+
+/// `dropout_mask(probability, (seed, offset), (batch, q_heads, q_len, kv_len))`: a byte a weight, 1
+/// where it is kept.
+#[pyfunction]
+#[pyo3(signature = (probability, state, dims, /))]
+pub(crate) fn dropout_mask<'py>(
+    py: Python<'py>,
+    probability: f64,
+    state: (u64, u64),
+    dims: (usize, usize, usize, usize),
+) -> PyResult<Bound<'py, PyByteArray>> {
+    let (batch, heads, q_len, kv_len) = dims;
+    let (q_heads, kv_heads) = (heads, heads);
+    let shape = Shape { batch, q_heads, kv_heads, q_len, kv_len, head_dim: 1, value_dim: 1 };
+    let attention = Attention::new(shape).dropout(Dropout::new(probability as f32, state));
+    let kept = py.detach(|| pool::with_threads(|| cpu::dropout_mask(&attention, None)));
+    Ok(PyByteArray::new(py, &kept.map_err(|error| exception(error, "q, k"))?))
 }

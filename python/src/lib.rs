@@ -22,6 +22,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<plan::PyPlan>()?;
     module.add_function(wrap_pyfunction!(call::forward, module)?)?;
     module.add_function(wrap_pyfunction!(call::backward, module)?)?;
+    module.add_function(wrap_pyfunction!(call::dropout_mask, module)?)?;
     module.add_function(wrap_pyfunction!(report::kernel_name, module)?)?;
     module.add_function(wrap_pyfunction!(report::doctor, module)?)?;
     module.add_function(wrap_pyfunction!(report::is_available, module)?)

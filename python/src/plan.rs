@@ -3,8 +3,8 @@
 use std::sync::OnceLock;
 
 use ferroflash::{
-    Align, Attention, Broadcast, Device, Direction, Dropout, Dtype, Element, Error, Explanation,
-    Layout, Mask, Place, Plan, Preference, Result, Scale, Shape, WorkspaceBytes,
+    Align, Attention, Broadcast, Device, Direction, Dropout, DropoutState, Dtype, Element, Error,
+    Explanation, Layout, Mask, Place, Plan, Preference, Result, Scale, Shape, WorkspaceBytes,
 };
 use half::{bf16, f16};
 use pyo3::exceptions::PyValueError;
@@ -25,6 +25,7 @@ pub(crate) struct Options {
     pub(crate) alibi: bool,
     pub(crate) bias: Option<Broadcast>,
     pub(crate) boolean_mask: Option<Broadcast>,
+    pub(crate) bit_mask: Option<Broadcast>,
     pub(crate) sink: bool,
     pub(crate) dropout: Option<Dropout>,
     /// Whether the backward pass must give the same bits every time.
@@ -43,6 +44,7 @@ impl Options {
             alibi: false,
             bias: None,
             boolean_mask: None,
+            bit_mask: None,
             sink: false,
             dropout: None,
             deterministic: false,
@@ -51,7 +53,7 @@ impl Options {
 
     /// The options that a kernel may lack, each with the name of its argument and whether it was
     /// given.
-    fn named(&self) -> [(&'static str, bool); 8] {
+    fn named(&self) -> [(&'static str, bool); 9] {
         let plain = [Mask::full(), Mask::causal(Align::TopLeft)];
         let is_plain = plain.contains(&self.mask.aligned(Align::TopLeft));
         let layout = match self.layout {
@@ -65,6 +67,7 @@ impl Options {
             ("alibi_slopes", self.alibi),
             ("bias", self.bias.is_some()),
             ("mask", self.boolean_mask.is_some()),
+            ("mask_bits", self.bit_mask.is_some()),
             ("sink", self.sink),
             ("dropout_p", self.dropout.is_some()),
         ]
@@ -89,6 +92,7 @@ impl Options {
                 "alibi_slopes" => attention.alibi(),
                 "bias" => self.bias.map_or(attention, |axes| attention.bias(axes)),
                 "mask" => self.boolean_mask.map_or(attention, |axes| attention.boolean_mask(axes)),
+                "mask_bits" => self.bit_mask.map_or(attention, |axes| attention.bit_mask(axes)),
                 "sink" => attention.sink(),
                 "dropout_p" => self.dropout.map_or(attention, |dropout| attention.dropout(dropout)),
                 "window_size" => attention,
@@ -196,8 +200,9 @@ impl PyPlan {
     /// `dtype` is 0 for bf16, 1 for f16, 2 for f32; `device` the CUDA ordinal, or −1 for the CPU;
     /// q, k and v are dimensions. `options` is `(softmax_scale, top_left, left, right, softcap,
     /// deterministic)`; `declared` is `None` or `(alibi, bias, mask, sink, key_lengths, packed,
-    /// dropout)`: whether there are slopes, the dimensions of bias and mask, whether there are a
-    /// sink and key lengths, `(items, longest q, longest k)`, and `(probability, seed, offset)`.
+    /// dropout, mask_bits)`: whether there are slopes, the dimensions of bias and mask, whether
+    /// there are a sink and key lengths, `(items, longest q, longest k)`, the probability of a
+    /// dropout whose state comes with each call, and the dimensions of a mask with a bit a key.
     #[new]
     #[pyo3(signature = (dtype, device, q, k, v, options, declared, /))]
     #[expect(clippy::too_many_arguments, reason = "they are what a plan depends on")]
@@ -318,7 +323,8 @@ fn read_options(
             return Ok(None);
         };
         let (had, rank) = dims(&had, name)?;
-        let needs = [shape.batch, shape.q_heads, shape.q_len, shape.kv_len];
+        let last = if name == "mask_bits" { shape.kv_len.div_ceil(8) } else { shape.kv_len };
+        let needs = [shape.batch, shape.q_heads, shape.q_len, last];
         let fits = |axis: usize| had[axis] == needs[axis] || (axis < 3 && had[axis] == 1);
         if rank != 4 || !(0..4).all(fits) {
             return Err(PyValueError::new_err(format!(
@@ -330,21 +336,18 @@ fn read_options(
         let [batch, heads, rows] = [0, 1, 2].map(|axis| had[axis] == 1 && needs[axis] != 1);
         Ok(Some(Broadcast { batch, heads, rows }))
     };
-    let dropout: Option<(f64, u64, u64)> = field(declared, 6, "dropout_p")?;
+    let dropout: Option<f64> = field(declared, 6, "dropout_p")?;
     Ok(Options {
         alibi: field(declared, 0, "alibi_slopes")?,
         bias: broadcast(1, "bias")?,
         boolean_mask: broadcast(2, "mask")?,
+        bit_mask: broadcast(7, "mask_bits")?,
         sink: field(declared, 3, "sink")?,
         layout: match field(declared, 4, "key_lengths")? {
             true => Layout::KeyLengths,
             false => layout,
         },
-        dropout: dropout.map(|(probability, seed, offset)| Dropout {
-            probability: probability as f32,
-            seed,
-            offset,
-        }),
+        dropout: dropout.map(|p| Dropout::new(p as f32, DropoutState::Given)),
         ..read
     })
 }

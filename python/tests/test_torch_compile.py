@@ -125,7 +125,7 @@ def test_operators_keep_their_word():
     q, k, v = (x.requires_grad_() for x in tensors(1, 6, 8, 2, 1, 16, dtype=F32))
     from ferroflash import _torch_ops  # noqa: F401  (registers the operators)
 
-    none = (None,) * 10
+    none = (None,) * 11
     numbers = (0, 0, None, False, -1, 0, 0.0, False, 0.0)
     torch.library.opcheck(torch.ops.ferroflash.attention, (q, k, v, *none, *numbers, True))
     q, k, v = (x.detach() for x in (q, k, v))

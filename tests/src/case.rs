@@ -1,5 +1,7 @@
 //! One call with everything that it reads.
 
+mod given;
+
 use ferroflash::{
     Align, Attention, Broadcast, Dropout, Inputs, Layout, Lengths, Mask, Packed, Scale, Shape,
     TensorRef,
@@ -84,6 +86,8 @@ pub struct Case<T> {
     pub softcap: Option<f32>,
     /// Dropout.
     pub dropout: Option<Dropout>,
+    /// Seed and offset of the dropout, where they are given with the call.
+    pub dropout_state: Option<[u64; 2]>,
     /// Queries.
     pub q: Owned<T>,
     /// Keys.
@@ -92,8 +96,10 @@ pub struct Case<T> {
     pub v: Owned<T>,
     /// Bias and its broadcast axes.
     pub bias: Option<(Broadcast, Owned<f32>)>,
-    /// Boolean mask, contiguous, and its broadcast axes.
+    /// Boolean mask, contiguous, a byte a key, and its broadcast axes.
     pub boolean_mask: Option<(Broadcast, Vec<u8>)>,
+    /// The same with a bit a key, where the call is given that.
+    pub bit_mask: Option<Vec<u8>>,
     /// ALiBi slopes, `[Hq]` or `[B, Hq]`.
     pub alibi_slopes: Option<Owned<f32>>,
     /// Sink logits, `[Hq]`.
@@ -168,12 +174,14 @@ impl<T: Real> Case<T> {
             scale: (1.0 / (shape.head_dim as f64).sqrt()) as f32,
             softcap: None,
             dropout: None,
+            dropout_state: None,
             q: random(1, &q),
             k: random(2, &k),
             v: random(3, &v),
             d_o: random(4, &o),
             bias: None,
             boolean_mask: None,
+            bit_mask: None,
             alibi_slopes: None,
             sink: None,
             key_lengths: None,
@@ -197,7 +205,8 @@ impl<T: Real> Case<T> {
 
     /// With dropout.
     pub fn with_dropout(self, dropout: Dropout) -> Self {
-        Self { attention: self.attention.dropout(dropout), dropout: Some(dropout), ..self }
+        let attention = self.attention.dropout(dropout);
+        Self { attention, dropout: Some(dropout), dropout_state: None, ..self }
     }
 
     /// With a bias of normal values.
@@ -316,10 +325,12 @@ impl<T: Real> Case<T> {
     pub fn inputs(&self) -> Inputs<'_, T> {
         let mut inputs = Inputs::new(self.q.view(), self.k.view(), self.v.view());
         inputs.bias = self.bias.as_ref().map(|(_, bias)| bias.view());
-        inputs.boolean_mask = self.boolean_mask.as_ref().map(|(axes, mask)| {
-            let dims = broadcast_dims(*axes, self.attention.shape());
-            TensorRef::host(mask, &dims).expect("a mask of these dimensions")
-        });
+        inputs.boolean_mask = self
+            .given_mask()
+            .map(|(mask, dims)| TensorRef::host(mask, &dims).expect("a mask of these dimensions"));
+        let state = self.dropout_state.as_ref();
+        inputs.dropout_state =
+            state.map(|state| TensorRef::host(state, &[2]).expect("two integers"));
         inputs.alibi_slopes = self.alibi_slopes.as_ref().map(Owned::view);
         inputs.sink = self.sink.as_ref().map(Owned::view);
         inputs.key_lengths = self.key_lengths.as_deref().map(Lengths::Host);

@@ -209,12 +209,27 @@ impl<T: Real> Loaded<T> {
         plan.validate(stream, &inputs)
     }
 
+    /// What [`Plan::dropout_mask`] says of the call, by its state on the device if it has one.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn dropout_mask(&self, plan: &Plan<T>, stream: &Stream) -> Result<Vec<u8>, Error> {
+        let mut inputs = Inputs::new(self.q.view(), self.k.view(), self.v.view());
+        self.options.give(&mut inputs);
+        plan.dropout_mask(stream, inputs.dropout_state.as_ref())
+    }
+
     /// Poison in every output again.
     pub fn poison(&mut self) {
         self.o.fill_with_poison();
         if let Some(lse) = &mut self.lse {
             lse.fill_with_poison();
         }
+    }
+
+    /// Another seed and offset of the dropout, where the call reads them on the device.
+    pub fn replace_dropout_state(&mut self, state: [u64; 2]) {
+        self.options.replace_dropout_state(state);
     }
 
     /// Copies the q, k and v of another case of the same arrangements.

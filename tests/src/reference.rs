@@ -65,7 +65,7 @@ pub fn attend_with<T: Real>(case: &Case<T>, keep: Option<&[f64]>) -> (Outcome, G
     let mut sums = Sums {
         case,
         keep,
-        dropout: case.dropout.map(|d| DropoutMask::new(d.probability, d.seed, d.offset)),
+        dropout: case.dropout_mask(),
         q: case.q.contents(),
         k: case.k.contents(),
         v: case.v.contents(),

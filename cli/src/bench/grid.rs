@@ -205,7 +205,7 @@ impl Grid {
             attention = attention.softcap(cap);
         }
         if let Some(probability) = self.dropout {
-            attention = attention.dropout(Dropout { probability, seed: 1, offset: 0 });
+            attention = attention.dropout(Dropout::new(probability, (1, 0)));
         }
         if self.alibi {
             attention = attention.alibi();

@@ -43,13 +43,19 @@ pub struct Inputs<'a, T> {
     /// Additive bias, if declared by [`Attention::bias`](super::Attention::bias).
     pub bias: Option<TensorRef<'a, f32>>,
     /// True (non-zero) where a key is visible, if declared by
-    /// [`Attention::boolean_mask`](super::Attention::boolean_mask).
+    /// [`Attention::boolean_mask`](super::Attention::boolean_mask) or, a bit a key, by
+    /// [`Attention::bit_mask`](super::Attention::bit_mask).
     pub boolean_mask: Option<TensorRef<'a, u8>>,
     /// ALiBi slopes, `[Hq]` or `[B, Hq]`, if declared by
     /// [`Attention::alibi`](super::Attention::alibi).
     pub alibi_slopes: Option<TensorRef<'a, f32>>,
     /// Sink logits, `[Hq]`, if declared by [`Attention::sink`](super::Attention::sink).
     pub sink: Option<TensorRef<'a, f32>>,
+    /// `[2]`, contiguous: seed and offset of the dropout, if its state is
+    /// [`DropoutState::Given`](super::DropoutState::Given). On the plan's device, where kernels read
+    /// them as they run, so that a captured graph may change them from one replay to the next; or in
+    /// host memory, where the call reads them. The backward pass needs what the forward pass had.
+    pub dropout_state: Option<TensorRef<'a, u64>>,
     /// Keys of each item, `[B]`, if the layout is
     /// [`Layout::KeyLengths`](super::Layout::KeyLengths).
     pub key_lengths: Option<Lengths<'a>>,
@@ -68,6 +74,7 @@ impl<'a, T> Inputs<'a, T> {
             boolean_mask: None,
             alibi_slopes: None,
             sink: None,
+            dropout_state: None,
             key_lengths: None,
             packed: None,
         }
@@ -76,7 +83,8 @@ impl<'a, T> Inputs<'a, T> {
 
 impl<T> Inputs<'_, T> {
     fn reborrow(&self) -> Inputs<'_, T> {
-        let Self { q, k, v, bias, boolean_mask, alibi_slopes, sink, key_lengths, packed } = self;
+        let Self { q, k, v, bias, boolean_mask, alibi_slopes, sink, .. } = self;
+        let Self { dropout_state, key_lengths, packed, .. } = self;
         Inputs {
             q: q.reborrow(),
             k: k.reborrow(),
@@ -85,6 +93,7 @@ impl<T> Inputs<'_, T> {
             boolean_mask: boolean_mask.as_ref().map(TensorRef::reborrow),
             alibi_slopes: alibi_slopes.as_ref().map(TensorRef::reborrow),
             sink: sink.as_ref().map(TensorRef::reborrow),
+            dropout_state: dropout_state.as_ref().map(TensorRef::reborrow),
             key_lengths: key_lengths.as_ref().map(Lengths::reborrow),
             packed: packed.as_ref().map(|Packed { cu_q, cu_k, used_q, used_k }| Packed {
                 cu_q: cu_q.reborrow(),

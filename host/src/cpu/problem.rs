@@ -5,6 +5,7 @@
 //! are not attended: their o is 0, their lse −∞ and their gradients 0. So every output is filled
 //! with those first, and items then write their own rows.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use ferroflash_core::dropout::DropoutMask;
@@ -14,7 +15,7 @@ use crate::attention::{Attention, Gradients, Inputs, Layout, Output, Shape};
 use crate::cpu::rows::{Rows, RowsMut, contiguous_mut};
 use crate::error::{Error, Result};
 use crate::lengths;
-use crate::options::OptionTensors;
+use crate::options::{OptionTensors, read_state};
 use crate::tensor::TensorRef;
 
 /// One independent sequence of a call.
@@ -87,9 +88,7 @@ impl<'a, T> Problem<'a, T> {
         Ok(Self {
             attention: *attention,
             scale: attention.scale_factor(),
-            dropout: attention
-                .dropout
-                .map(|dropout| DropoutMask::new(dropout.probability, dropout.seed, dropout.offset)),
+            dropout: attention.dropout_mask(state_on_host(options.dropout_state)?)?,
             q: Rows::new(&inputs.q, "q", &q_dims)?,
             k: Rows::new(&inputs.k, "k", &k_dims)?,
             v: Rows::new(&inputs.v, "v", &v_dims)?,
@@ -157,10 +156,19 @@ impl<'a, T> Problem<'a, T> {
         start..start + item.kv_len()
     }
 
-    /// Boolean mask of a row, non-zero where a key of the item may be seen.
-    pub(crate) fn mask_row(&self, item: &Item, q_head: usize, row: usize) -> Option<&'a [u8]> {
+    /// Boolean mask of a row, non-zero where one of some keys of the item may be seen.
+    pub(crate) fn mask_row(
+        &self,
+        item: &Item,
+        q_head: usize,
+        row: usize,
+        keys: Range<usize>,
+    ) -> Option<Cow<'a, [u8]>> {
         let mask = self.boolean_mask.as_ref()?.broadcast_row([item.index, q_head, row]);
-        Some(&mask[..item.kv_len()])
+        if self.attention.mask_is_bits {
+            return Some(keys.map(|key| mask[key / 8] >> (key % 8) & 1).collect());
+        }
+        Some(Cow::Borrowed(&mask[keys]))
     }
 
     /// ALiBi slope of a head: a score loses `slope · |row + Sk − Sq − key|`, lengths being the
@@ -239,6 +247,13 @@ impl<'a, T: Copy> GradientRows<'a, T> {
             dsink,
         })
     }
+}
+
+/// A dropout's state, which must lie in host memory.
+fn state_on_host<'t, 'a>(
+    state: Option<&'t TensorRef<'a, u64>>,
+) -> Result<Option<&'t TensorRef<'a, u64>>> {
+    state.map(|state| read_state(state).map(|_| state)).transpose()
 }
 
 /// The rows of an option's tensor, if there is one.

@@ -105,8 +105,8 @@ impl<'a> Call<'a> {
         d_lse: Option<&TensorRef<'_, f32>>,
         gradients: &'a Gradients<'_, T>,
         workspace: u64,
-    ) -> Self {
-        Self {
+    ) -> Result<Self> {
+        Ok(Self {
             attention,
             dtype: T::DTYPE,
             q: &saved.inputs.q.raw,
@@ -121,9 +121,9 @@ impl<'a> Call<'a> {
             dv: gradients.dv.as_ref().map(|dv| &dv.raw),
             dbias: gradients.dbias.as_ref().map(|dbias| &dbias.raw),
             dsink: gradients.dsink.as_ref().map(|dsink| &dsink.raw),
-            options: DeviceOptions::new(&saved.inputs),
+            options: DeviceOptions::new(attention, &saved.inputs)?,
             workspace,
-        }
+        })
     }
 
     /// Queues the stages on `stream`.

@@ -114,8 +114,8 @@ impl<'a> Call<'a> {
         inputs: &'a Inputs<'_, T>,
         output: &'a Output<'_, T>,
         workspace: u64,
-    ) -> Self {
-        Self {
+    ) -> Result<Self> {
+        Ok(Self {
             attention,
             workspace,
             dtype: T::DTYPE,
@@ -123,9 +123,9 @@ impl<'a> Call<'a> {
             k: &inputs.k.raw,
             v: &inputs.v.raw,
             o: &output.o.raw,
-            options: DeviceOptions::new(inputs),
+            options: DeviceOptions::new(attention, inputs)?,
             lse: output.lse.as_ref().map_or(0, |lse| lse.raw.address as u64),
-        }
+        })
     }
 
     /// What the copy engine is told of q, k, v and o, or the tensor that it cannot address and why.

@@ -21,7 +21,7 @@ use crate::attention::{Attention, Inputs, Layout, Lengths, Packed};
 use crate::error::{Error, Result};
 use crate::lengths;
 use crate::options::OptionTensors;
-use crate::tensor::{Raw, TensorRef};
+use crate::tensor::{Place, Raw, TensorRef};
 
 /// Addresses and strides of a call's options, once its tensors have been checked.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,14 +34,20 @@ pub(crate) struct DeviceOptions {
     sink: HeadValues,
     bias: ScoreTensor,
     boolean_mask: ScoreTensor,
+    /// What is dropped; of another seed and offset where these lie on the device.
+    dropout: Option<DropoutMask>,
+    /// Where they lie there, or 0.
+    dropout_state: u64,
 }
 
 impl DeviceOptions {
-    pub(crate) fn new<T>(inputs: &Inputs<'_, T>) -> Self {
+    pub(crate) fn new<T>(attention: &Attention, inputs: &Inputs<'_, T>) -> Result<Self> {
         let packed = inputs.packed.as_ref();
         let used_q = packed.and_then(|packed| packed.used_q.as_ref());
         let used_k = packed.and_then(|packed| packed.used_k.as_ref());
-        Self {
+        let state = inputs.dropout_state.as_ref();
+        let on_device = state.filter(|state| state.place() != Place::Host);
+        Ok(Self {
             cu_q: address(packed.map(|packed| &packed.cu_q)),
             cu_k: address(packed.map(|packed| &packed.cu_k)),
             used_q: address(used_q),
@@ -50,7 +56,9 @@ impl DeviceOptions {
             sink: head_values(inputs.sink.as_ref().map(|sink| &sink.raw)),
             bias: score_tensor(inputs.bias.as_ref().map(|bias| &bias.raw)),
             boolean_mask: score_tensor(inputs.boolean_mask.as_ref().map(|mask| &mask.raw)),
-        }
+            dropout: attention.dropout_mask(state)?,
+            dropout_state: on_device.map_or(0, |state| state.raw.address as u64),
+        })
     }
 
     /// The parameters of a masked forward kernel, from those that it shares with the plain ones.
@@ -93,13 +101,14 @@ impl DeviceOptions {
     /// What happens to a product that is to be multiplied by `scale`.
     fn score_options(&self, attention: &Attention, scale: f32) -> ScoreOptions {
         let cap = attention.softcap.unwrap_or(0.0);
-        let dropout = attention.dropout.map(|d| DropoutMask::new(d.probability, d.seed, d.offset));
         ScoreOptions {
             product_scale: if is_natural(attention) { scale } else { 0.0 },
             softcap: cap,
             softcap_scale: if cap > 0.0 { scale / cap } else { 0.0 },
-            drops: u32::from(dropout.is_some()),
-            dropout: dropout.unwrap_or(DropoutMask::new(0.0, 0, 0)),
+            drops: u32::from(self.dropout.is_some()),
+            dropout: self.dropout.unwrap_or(DropoutMask::new(0.0, 0, 0)),
+            mask_is_bits: u32::from(attention.mask_is_bits),
+            dropout_state: self.dropout_state,
             alibi: self.alibi,
             sink: self.sink,
             bias: self.bias,

@@ -7,8 +7,9 @@ use crate::tile::{MMA_ROWS, TILE_ALIGNMENT, TileShape, Tiling};
 /// Shared memory that a block may have on compute capability 8.6, 8.9 and 12.0.
 pub const CONSUMER_SHARED_BYTES: u32 = 101_376;
 
-/// Bytes that say where a block of a kernel with options works, behind [`PortableBackwardPlan`]'s.
-pub const PLACE_BYTES: u32 = 48;
+/// Bytes that say where a block of a kernel with options works, 48 of them, and its dropout's seed
+/// and offset, behind [`PortableBackwardPlan`]'s.
+pub const PLACE_BYTES: u32 = 64;
 
 /// Q tiles in flight.
 pub const QUERY_STAGES: u32 = 2;

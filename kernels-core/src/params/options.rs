@@ -33,13 +33,19 @@ pub struct ScoreOptions {
     pub drops: u32,
     /// Which.
     pub dropout: DropoutMask,
+    /// 1 where [`Self::boolean_mask`] has a bit a key, the lowest of a byte first, 0 where it has a
+    /// byte a key.
+    pub mask_is_bits: u32,
+    /// Address of a seed and an offset, two u64 aligned to 8, that take the place of those in
+    /// [`Self::dropout`]; 0 where these hold.
+    pub dropout_state: u64,
     /// f32 slopes of ALiBi at `[item, q_head]`.
     pub alibi: HeadValues,
     /// f32 logits of the sinks at `[item, q_head]`.
     pub sink: HeadValues,
     /// f32 biases.
     pub bias: ScoreTensor,
-    /// u8, zero where a key is hidden.
+    /// u8, zero where a key is hidden; strides are in bytes.
     pub boolean_mask: ScoreTensor,
 }
 

@@ -56,10 +56,25 @@ pub unsafe fn sync_threads() {
 
 #[cfg(target_arch = "nvptx64")]
 unsafe extern "unadjusted" {
+    #[link_name = "llvm.nvvm.barrier.cta.red.or.aligned.all"]
+    fn barrier_cta_red_or_aligned_all(barrier: u32, condition: bool) -> bool;
     #[link_name = "llvm.nvvm.barrier.cta.sync.aligned.count"]
     fn barrier_cta_sync_aligned_count(barrier: u32, threads: u32);
     #[link_name = "llvm.nvvm.barrier.cta.arrive.aligned.count"]
     fn barrier_cta_arrive_aligned_count(barrier: u32, threads: u32);
+}
+
+/// `barrier.cta.red.or.aligned.pred 0` (PTX ISA, "barrier"): as [`sync_threads`], and whether any
+/// thread's condition holds.
+///
+/// # Safety
+/// Every thread of the block reaches the same call.
+#[inline(always)]
+pub unsafe fn sync_threads_or(condition: bool) -> bool {
+    #[cfg(target_arch = "nvptx64")]
+    return barrier_cta_red_or_aligned_all(0, condition);
+    #[cfg(not(target_arch = "nvptx64"))]
+    super::not_on_host()
 }
 
 /// `barrier.cta.sync.aligned` (PTX ISA, "barrier"): waits until `threads` threads have arrived at

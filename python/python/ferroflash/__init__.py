@@ -22,6 +22,7 @@ from ._flash import (
     flash_attn_varlen_qkvpacked_func,
     flash_attn_with_kvcache,
 )
+from ._probabilities import dropout_mask
 from ._report import doctor, explain, is_available, kernel_name
 from ._shim import install_as_flash_attn
 from ._transformers import register_transformers
@@ -32,6 +33,7 @@ __all__ = [
     "attention",
     "attention_backward",
     "doctor",
+    "dropout_mask",
     "explain",
     "flash_attn_func",
     "flash_attn_kvpacked_func",

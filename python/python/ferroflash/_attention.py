@@ -21,6 +21,7 @@ def attention(
     alibi_slopes: Any = None,
     bias: Any = None,
     mask: Any = None,
+    mask_bits: Any = None,
     sink: Any = None,
     key_lengths: Any = None,
     cu_seqlens_q: Any = None,
@@ -55,6 +56,9 @@ def attention(
         bias: float32 [batch, q_heads, q_len, kv_len], each axis but the last may be 1; has a
             gradient. Lengths are the longest where sequences are packed. -inf hides a key.
         mask: bool, dimensions as bias: True where a key may be seen.
+        mask_bits: a mask in an eighth of the memory: uint8, dimensions as bias but for the last, which
+            is ceil(kv_len / 8); key j is bit j % 8 of byte j // 8, as numpy.packbits makes it with
+            bitorder="little". Not together with mask.
         sink: float32 [q_heads]: one more logit a row, which takes weight and has no value; has a
             gradient.
         key_lengths: int32 [batch]: keys of each item, the first ones, if they are not all there.
@@ -64,9 +68,10 @@ def attention(
         seqused_q, seqused_k: int32 [batch]: rows really used of each packed sequence.
         dropout_p: probability that an attention weight is dropped, 0 to 1.
         dropout_state: (seed, offset), which name the mask: two integers from 0 to 2^64 - 1, or an
-            int64 or uint64 [2] tensor on the CPU. Drawn if None, from torch's default generator or
-            numpy's global state; while a CUDA graph is captured it has to be given, and every
-            replay then drops the same weights.
+            int64 or uint64 [2] tensor, on the CPU or on q's CUDA device, where kernels read it as
+            they run; it must not change before the backward pass has run. Drawn if None, from
+            torch's default generator or numpy's global state; in a captured CUDA graph every replay
+            draws anew, and integers, which are part of the graph, drop the same every time.
         deterministic: the backward pass gives the same bits every time.
         return_lse: also return the log-sum-exp.
 
@@ -85,6 +90,7 @@ def attention(
         alibi_slopes=alibi_slopes,
         bias=bias,
         mask=mask,
+        mask_bits=mask_bits,
         sink=sink,
         key_lengths=key_lengths,
         cu_seqlens_q=cu_seqlens_q,
@@ -127,6 +133,7 @@ def attention_backward(
     alibi_slopes: Any = None,
     bias: Any = None,
     mask: Any = None,
+    mask_bits: Any = None,
     sink: Any = None,
     key_lengths: Any = None,
     cu_seqlens_q: Any = None,
@@ -159,6 +166,7 @@ def attention_backward(
         alibi_slopes=alibi_slopes,
         bias=bias,
         mask=mask,
+        mask_bits=mask_bits,
         sink=sink,
         key_lengths=key_lengths,
         cu_seqlens_q=cu_seqlens_q,
@@ -231,7 +239,9 @@ def _longest(cu_q: Any, cu_k: Any, longest_q: Any, longest_k: Any) -> tuple[int,
 
 
 def _check_layout(extras: Extras) -> None:
-    """Refuses lengths that another argument leaves without a meaning."""
+    """Refuses arguments that another leaves without a meaning."""
+    if extras.mask_bits is not None and extras.mask is not None:
+        raise ValueError("mask_bits: must be None where mask is given")
     is_packed = extras.cu_seqlens_q is not None
     if is_packed and extras.key_lengths is not None:
         raise ValueError("key_lengths: packed sequences have seqused_k instead")

@@ -20,7 +20,7 @@ Options = tuple[Optional[float], bool, int, int, float, bool]
 
 
 class Extras(NamedTuple):
-    """What a call may have besides q, k, v and numbers. The first nine are arrays."""
+    """What a call may have besides q, k, v and numbers. The first eleven are arrays."""
 
     alibi_slopes: Any = None
     bias: Any = None
@@ -31,15 +31,19 @@ class Extras(NamedTuple):
     cu_seqlens_k: Any = None
     seqused_q: Any = None
     seqused_k: Any = None
+    # The mask with a bit a key.
+    mask_bits: Any = None
+    # Seed and offset of the dropout, where they lie on q's CUDA device.
+    dropout_state: Any = None
     # (longest q, longest k) of packed items.
     longest: tuple[int, int] = (0, 0)
-    # (probability, state): state is (seed, offset), or None to draw one.
+    # (probability, state): state is (seed, offset), or None to draw one or where it is on the device.
     dropout: tuple[float, Any] | None = None
 
 
-ARRAYS = 9
-# Element types of the arrays: float32, bool, int32.
-_KINDS = ("f4", "f4", "b1", "f4", "i4", "i4", "i4", "i4", "i4")
+ARRAYS = 11
+# Element types of the arrays: float32, bool, int32, uint8, int64.
+_KINDS = ("f4", "f4", "b1", "f4", "i4", "i4", "i4", "i4", "i4", "u1", "i8")
 
 
 def options(
@@ -125,11 +129,9 @@ def plan(
     found = _PLANS.get(key)
     if found is None:
         found = _native.Plan(*key)
-        # A dropout's seed does not come again.
-        if declared is None or declared[6] is None:
-            if len(_PLANS) >= _MOST_PLANS:
-                _PLANS.clear()
-            _PLANS[key] = found
+        if len(_PLANS) >= _MOST_PLANS:
+            _PLANS.clear()
+        _PLANS[key] = found
     return found
 
 
@@ -147,6 +149,7 @@ def read_extras(
         for array, name, kind in zip(extras[:ARRAYS], Extras._fields, _KINDS)
     )
     slopes, bias, mask, sink, key_lengths, cu_q = views[:6]
+    bits, state = views[9:]
     packed = None
     if cu_q is not None:
         items = cu_q[1]
@@ -160,8 +163,11 @@ def read_extras(
         sink is not None,
         key_lengths is not None,
         packed,
-        None if extras.dropout is None else (extras.dropout[0], *extras.dropout[1]),
+        None if extras.dropout is None else extras.dropout[0],
+        None if bits is None else bits[1],
     )
+    if state is None and extras.dropout is not None:
+        views = (*views[:-1], extras.dropout[1])
     return declared, views
 
 

@@ -17,7 +17,7 @@ from collections import deque
 from contextlib import nullcontext
 from typing import Any, Callable
 
-from ._call import ARRAYS, Extras, Options
+from ._call import ARRAYS, Extras, Options, seed_and_offset
 
 # Device types of the DLPack standard.
 _CPU, _CUDA = 1, 2
@@ -66,7 +66,17 @@ def explain(tensors: tuple, numbers: Options, extras: Extras | None) -> str:
         return module.explain(borrowed, numbers, extras)
 
 
-def with_state(dropout: Any) -> Any:
+def read_state(state: Any) -> Any:
+    """The (seed, offset) of a dropout's state."""
+    return seed_and_offset(state)
+
+
+def as_mask(kept: bytearray, dims: tuple, q: Any) -> Any:
+    """An array of bool of q's library, where it takes numpy's."""
+    return _home(q)(importlib.import_module("._numpy", __package__).as_mask(kept, dims, q))
+
+
+def with_state(extras: Any, q: Any = None) -> Any:
     """Refuses: the dropout mask as an array is made for torch and numpy alone."""
     raise NotImplementedError("return_attn_probs: with dropout, q must be of torch or numpy")
 

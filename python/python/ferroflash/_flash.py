@@ -211,8 +211,13 @@ def _result(tensors: tuple, numbers: tuple, extras: Extras | None, return_attn_p
         return module.attend(tensors, numbers, extras, False)[0]
     if extras is None or extras.dropout is None:
         return *module.attend(tensors, numbers, extras, True), None
-    # The mask is found out by a second call, so both need to draw the same.
-    extras = extras._replace(dropout=module.with_state(extras.dropout))
+    # The mask is made by a second call, so both need the same state.
+    extras = module.with_state(extras, tensors[0])
+    if extras.dropout_state is not None:
+        raise NotImplementedError(
+            "return_attn_probs: a captured CUDA graph keeps the dropout's state on the device, and "
+            "the mask is made on the CPU"
+        )
     o, lse = module.attend(tensors, numbers, extras, True)
     return o, lse, signed_probabilities(module, tensors, numbers, extras)
 

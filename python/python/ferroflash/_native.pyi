@@ -38,7 +38,7 @@ def forward(
     q: _Tensor,
     k: _Tensor,
     v: _Tensor,
-    options: tuple[_Tensor | None, ...] | None,
+    options: tuple[_Tensor | tuple[int, int] | None, ...] | None,
     o: _Tensor,
     lse: _Tensor | None,
     workspace: int,
@@ -50,12 +50,15 @@ def backward(
     q: _Tensor,
     k: _Tensor,
     v: _Tensor,
-    options: tuple[_Tensor | None, ...] | None,
+    options: tuple[_Tensor | tuple[int, int] | None, ...] | None,
     saved: tuple[_Tensor, _Tensor, _Tensor, _Tensor | None],
     gradients: tuple[_Tensor | None, ...],
     workspace: int,
     /,
 ) -> None: ...
+def dropout_mask(
+    probability: float, state: tuple[int, int], dims: tuple[int, ...], /
+) -> bytearray: ...
 def kernel_name(
     direction: str,
     dtype: str,

@@ -14,7 +14,12 @@ _ORDER = "<" if sys.byteorder == "little" else ">"
 # Element types as the native side numbers them, by numpy's type string.
 _DTYPES = {_ORDER + "f2": 1, _ORDER + "f4": 2}
 _BFLOAT16 = 0
-_KINDS = {"f4": (_ORDER + "f4", "float32"), "i4": (_ORDER + "i4", "int32"), "b1": ("|b1", "bool")}
+_KINDS = {
+    "f4": (_ORDER + "f4", "float32"),
+    "i4": (_ORDER + "i4", "int32"),
+    "b1": ("|b1", "bool"),
+    "u1": ("|u1", "uint8"),
+}
 # The CPU has no stream; numpy's strides count bytes.
 _PLACE = (0, True)
 
@@ -82,7 +87,7 @@ def _read(tensors: tuple, numbers: Options, extras: Extras | None) -> tuple:
         name, other = ("k", k) if dtype_k != dtype else ("v", v)
         raise TypeError(f"{name}: holds {other.dtype}, but q holds {q.dtype}")
     if extras is not None and extras.dropout is not None:
-        extras = extras._replace(dropout=with_state(extras.dropout))
+        extras = with_state(extras)
     declared, extra = read_extras(extras, _extra_view)
     made = plan(dtype, -1, q.shape, k.shape, v.shape, numbers, declared)
     return made, (view_q, view_k, view_v), extra
@@ -126,12 +131,22 @@ def _view(array: np.ndarray) -> tuple:
     return array.__array_interface__["data"][0], array.shape, None
 
 
-def with_state(dropout: tuple[float, Any]) -> tuple[float, tuple[int, int]]:
-    """The dropout with its (seed, offset), drawn from numpy's global state if it has none."""
-    probability, state = dropout
+def with_state(extras: Extras, q: Any = None) -> Extras:
+    """The extras with the dropout's (seed, offset), drawn from numpy's global state if it has none."""
+    probability, state = extras.dropout or (0.0, None)
     if state is None:
         state = np.random.randint(0, 2**63 - 1, 2, np.int64).tolist()
-    return probability, seed_and_offset(state)
+    return extras._replace(dropout=(probability, seed_and_offset(state)))
+
+
+def read_state(state: Any) -> tuple[int, int]:
+    """The (seed, offset) of a dropout's state."""
+    return seed_and_offset(state)
+
+
+def as_mask(kept: bytearray, dims: tuple, q: np.ndarray) -> np.ndarray:
+    """An array of bool of q's kind."""
+    return np.frombuffer(kept, np.bool_).reshape(dims)
 
 
 where, from_dlpack = np.where, np.from_dlpack

@@ -9,11 +9,18 @@ from torch.autograd import forward_ad
 
 from . import _native
 from ._call import ARRAYS, Extras, Options, plan, read_extras, rows_of
+from ._torch_dropout import read_state as read_state
 from ._torch_dropout import with_state
 
 # Element types as the native side numbers them.
 _DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
-_KINDS = {"f4": torch.float32, "i4": torch.int32, "b1": torch.bool}
+_KINDS = {
+    "f4": torch.float32,
+    "i4": torch.int32,
+    "b1": torch.bool,
+    "u1": torch.uint8,
+    "i8": torch.int64,
+}
 
 
 def _current_stream(device: int) -> int:
@@ -60,7 +67,7 @@ def attend(
 
         return _torch_transforms.attend(tensors, numbers, extras)
     if extras is not None and extras.dropout is not None:
-        extras = extras._replace(dropout=with_state(extras.dropout, tensors[0]))
+        extras = with_state(extras, tensors[0])
     if torch.is_grad_enabled() and _wants_gradient(tensors, extras):
         bias, sink = (None, None) if extras is None else (extras.bias, extras.sink)
         result = _Attention.apply(numbers, extras, want_lse, bias, sink, *tensors)
@@ -84,7 +91,7 @@ def gradients(
 
         return _torch_transforms.gradients((d_o, d_lse, o, lse), tensors, numbers, extras)
     if extras is not None and extras.dropout is not None:
-        extras = extras._replace(dropout=with_state(extras.dropout))
+        extras = with_state(extras, tensors[0])
     given = (None, None) if extras is None else (extras.bias, extras.sink)
     saved = (o, lse, d_o, d_lse)
     outputs: list[torch.Tensor | None] = [_gradient(x) for x in tensors]
@@ -100,7 +107,7 @@ def gradients(
 def explain(tensors: tuple, numbers: Options, extras: Extras | None) -> str:
     """What `attend` would do, in words."""
     if extras is not None and extras.dropout is not None:
-        extras = extras._replace(dropout=(extras.dropout[0], (0, 0)))
+        extras = extras._replace(dropout=(extras.dropout[0], (0, 0)), dropout_state=None)
     return _read(split(autocast(tensors)), numbers, extras)[0].explain()
 
 
@@ -259,6 +266,13 @@ where, from_dlpack = torch.where, torch.from_dlpack
 def detached(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor outside of its graph."""
     return tensor.detach()
+
+
+def as_mask(kept: bytearray, dims: tuple, q: torch.Tensor) -> torch.Tensor:
+    """A tensor of bool on q's device."""
+    if not kept:
+        return q.new_empty(dims, dtype=torch.bool)
+    return torch.frombuffer(kept, dtype=torch.bool).view(dims).to(q.device)
 
 
 def zeros(dims: tuple, like: torch.Tensor) -> torch.Tensor:

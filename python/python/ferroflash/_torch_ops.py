@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 from . import _torch
 from ._call import ARRAYS, Extras, Options, rows_of, seed_and_offset
-from ._torch_dropout import is_captured, with_state
+from ._torch_dropout import with_state
 
 _Tensor = torch.Tensor
 # Schemas are read from these names: older versions of Python and torch know no newer ones.
@@ -49,7 +49,8 @@ def attend(tensors: tuple, numbers: Options, extras: Extras | None) -> tuple[_Te
     wants = torch.is_grad_enabled() and _torch._wants_gradient(tensors, extras)
     if wants and _torch._is_transformed():
         raise NotImplementedError(_NO_FUNC)
-    return torch.ops.ferroflash.attention(*tensors, *_options(numbers, extras), wants)
+    options = _options(numbers, extras, tensors[0])
+    return torch.ops.ferroflash.attention(*tensors, *options, wants)
 
 
 def gradients(
@@ -59,23 +60,25 @@ def gradients(
     lse."""
     refuse_tangents(tensors, extras, saved)
     found = torch.ops.ferroflash.attention_backward(
-        *saved, *tensors, *_options(numbers, extras), list(wanted)
+        *saved, *tensors, *_options(numbers, extras, tensors[0]), list(wanted)
     )
     return tuple(x if want else None for x, want in zip(found, wanted))
 
 
-def _options(numbers: Options, extras: Extras) -> tuple:
+def _options(numbers: Options, extras: Extras, q: _Tensor) -> tuple:
     """The arguments that both operators have after q, k and v."""
     probability, state = extras.dropout or (0.0, None)
-    if probability and state is None:
-        # Drawn in the graph, so that every run of it draws anew.
-        state = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device="cpu")
+    if extras.dropout_state is not None:
+        state = extras.dropout_state
+    elif probability and state is None:
+        # Drawn in the graph, on q's device, so that every run and every replay of it draws anew.
+        state = torch.randint(2**63 - 1, (2,), dtype=torch.int64, device=q.device)
     elif state is not None and not isinstance(state, torch.Tensor):
         # Two's complement: the upper half of 64 bits is negative.
         halves = [x - 2**64 if x >= 2**63 else x for x in seed_and_offset(state)]
         state = torch.tensor(halves, dtype=torch.int64, device="cpu")
     numbers = _torch.as_deterministic(numbers)
-    return *extras[:ARRAYS], state, *extras.longest, *numbers, probability
+    return *extras[: ARRAYS - 1], state, *extras.longest, *numbers, probability
 
 
 @torch.library.custom_op("ferroflash::attention", mutates_args=())
@@ -92,6 +95,7 @@ def _attention(
     cu_seqlens_k: _Maybe,
     seqused_q: _Maybe,
     seqused_k: _Maybe,
+    mask_bits: _Maybe,
     dropout_state: _Maybe,
     max_seqlen_q: int,
     max_seqlen_k: int,
@@ -106,7 +110,7 @@ def _attention(
 ) -> tuple[_Tensor, _Tensor]:
     numbers = (softmax_scale, top_left, left, right, softcap, deterministic)
     lengths = (key_lengths, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    arrays = (alibi_slopes, bias, mask, sink, *lengths)
+    arrays = (alibi_slopes, bias, mask, sink, *lengths, mask_bits)
     extras = _extras(arrays, dropout_state, (max_seqlen_q, max_seqlen_k), dropout_p, q)
     refuse_tangents((q, k, v), extras or Extras())
     result: Any = _torch.forward((q, k, v), numbers, extras, True, with_backward)
@@ -137,6 +141,7 @@ def _attention_backward(
     cu_seqlens_k: _Maybe,
     seqused_q: _Maybe,
     seqused_k: _Maybe,
+    mask_bits: _Maybe,
     dropout_state: _Maybe,
     max_seqlen_q: int,
     max_seqlen_k: int,
@@ -151,7 +156,7 @@ def _attention_backward(
 ) -> tuple[_Tensor, _Tensor, _Tensor, _Tensor, _Tensor]:
     numbers = (softmax_scale, top_left, left, right, softcap, deterministic)
     lengths = (key_lengths, cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k)
-    arrays = (alibi_slopes, bias, mask, sink, *lengths)
+    arrays = (alibi_slopes, bias, mask, sink, *lengths, mask_bits)
     extras = _extras(arrays, dropout_state, (max_seqlen_q, max_seqlen_k), dropout_p, q)
     outputs = _gradients((q, k, v, bias, sink), wanted)
     views = [x if want else None for x, want in zip(outputs, wanted)]
@@ -177,16 +182,13 @@ def _extras(
 ) -> Any:
     if state is None and all(array is None for array in arrays):
         return None
-    dropout = None
-    if dropout_p:
-        # The state is on the CPU by now, where a captured graph does not draw it again.
-        dropout = with_state((dropout_p, None if is_captured(q) else state), q)
-    return Extras(*arrays)._replace(longest=longest, dropout=dropout)
+    dropout = (dropout_p, state) if dropout_p else None
+    return with_state(Extras(*arrays)._replace(longest=longest, dropout=dropout), q)
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
-    ctx.save_for_backward(*output, *inputs[: 4 + ARRAYS])
-    ctx.options = inputs[4 + ARRAYS : -1]
+    ctx.save_for_backward(*output, *inputs[: 3 + ARRAYS])
+    ctx.options = inputs[3 + ARRAYS : -1]
 
 
 def _backward(ctx: Any, d_o: _Tensor, d_lse: _Maybe) -> tuple:

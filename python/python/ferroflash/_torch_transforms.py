@@ -34,7 +34,7 @@ def attend(tensors: tuple, numbers: Options, extras: Extras | None) -> tuple:
         return _torch_ops.attend(_torch.split(tensors), numbers, extras)
     wants = torch.is_grad_enabled() and _torch._wants_gradient(tensors, extras)
     if extras.dropout is not None:
-        extras = extras._replace(dropout=with_state(extras.dropout, tensors[0]))
+        extras = with_state(extras, tensors[0])
     call = (numbers, *extras[ARRAYS:], wants)
     return _Forward.apply(call, *extras[:ARRAYS], *tensors)
 
@@ -55,7 +55,7 @@ def backward(
     """Gradients of the tensors, of bias and of sink, those `wanted`; the others are None."""
     d_o, d_lse, o, lse = saved
     if extras.dropout is not None:
-        extras = extras._replace(dropout=with_state(extras.dropout))
+        extras = with_state(extras, tensors[0])
     d_o = torch.zeros_like(o) if d_o is None else d_o
     call = (numbers, *extras[ARRAYS:], wanted)
     found = iter(_Backward.apply(call, d_o, d_lse, o, lse, *extras[:ARRAYS], *tensors))

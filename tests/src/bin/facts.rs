@@ -5,7 +5,8 @@
 //! kernel a device of their limits would be given, or why none.
 
 use ferroflash::{
-    Attention, Broadcast, Direction, Dropout, Dtype, Error, KernelSpec, Limits, Mask, Shape,
+    Attention, Broadcast, Direction, Dropout, DropoutState, Dtype, Error, KernelSpec, Limits, Mask,
+    Shape,
 };
 use ferroflash_ledger::device::device;
 use ferroflash_tests::backend::{Backend, backward, forward};
@@ -58,7 +59,8 @@ fn packed<T: Real>() -> Case<T> {
     Case::packed((4, 4), (16, 16), lengths, Sight::FULL, 7, 1.0)
 }
 
-const DROPOUT: Dropout = Dropout { probability: 0.5, seed: 1, offset: 2 };
+const DROPOUT: Dropout =
+    Dropout { probability: 0.5, state: DropoutState::Value { seed: 1, offset: 2 } };
 const SLOPES: [f32; 4] = [0.5, 0.25, 0.125, 0.0625];
 
 fn every_option<T: Real>() -> Case<T> {

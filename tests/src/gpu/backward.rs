@@ -120,6 +120,15 @@ impl<T: Real> LoadedBackward<T> {
         })
     }
 
+    /// Queues the forward pass, then this one.
+    ///
+    /// # Errors
+    /// The library's.
+    pub fn run_both(&mut self, plan: &Plan<T>, stream: &Stream) -> Result<(), Error> {
+        self.forward.run(plan, stream)?;
+        self.run(plan, stream)
+    }
+
     /// Queues the call with its lengths on the host and a workspace of the library's own.
     ///
     /// # Errors
@@ -172,6 +181,12 @@ impl<T: Real> LoadedBackward<T> {
             dsink: dsink.as_mut().map(OnDevice::view_mut),
         };
         run(&saved, &d_o, d_lse.as_ref(), &mut gradients)
+    }
+
+    /// Another seed and offset of the dropout, where the call reads them on the device, for both
+    /// passes; the forward pass does not run again.
+    pub fn replace_dropout_state(&mut self, state: [u64; 2]) {
+        self.forward.replace_dropout_state(state);
     }
 
     /// Poison in every gradient and in the workspace again.

@@ -4,7 +4,7 @@ use cudarc::driver::{CudaSlice, DevicePtr, DeviceRepr};
 use ferroflash::{Inputs, Lengths, Packed, Place, TensorRef};
 
 use super::{OnDevice, copy_stream};
-use crate::case::{Case, broadcast_dims};
+use crate::case::Case;
 use crate::element::Real;
 
 /// Elements before and after the contents.
@@ -12,21 +12,32 @@ const GUARD: usize = 64;
 
 /// A contiguous tensor of integers, with others around it.
 struct Integers<V> {
-    _memory: CudaSlice<V>,
+    memory: CudaSlice<V>,
     address: u64,
     dims: Vec<usize>,
 }
 
 impl<V: DeviceRepr + Copy> Integers<V> {
     fn upload(contents: &[V], dims: &[usize], around: V) -> Self {
-        let mut values = vec![around; GUARD];
-        values.extend_from_slice(contents);
-        values.extend(vec![around; GUARD]);
         let stream = copy_stream();
+        let values = Self::guarded(contents, around);
         let memory = stream.clone_htod(&values).expect("device memory");
         stream.synchronize().expect("a copy");
         let address = memory.device_ptr(&stream).0 + (GUARD * size_of::<V>()) as u64;
-        Self { _memory: memory, address, dims: dims.to_vec() }
+        Self { memory, address, dims: dims.to_vec() }
+    }
+
+    fn guarded(contents: &[V], around: V) -> Vec<V> {
+        let mut values = vec![around; GUARD];
+        values.extend_from_slice(contents);
+        values.extend(vec![around; GUARD]);
+        values
+    }
+
+    fn replace(&mut self, contents: &[V], around: V) {
+        let stream = copy_stream();
+        stream.memcpy_htod(&Self::guarded(contents, around), &mut self.memory).expect("a copy");
+        stream.synchronize().expect("a copy");
     }
 
     fn view(&self) -> TensorRef<'_, V> {
@@ -49,6 +60,7 @@ struct PackedOnDevice {
 pub(super) struct OptionsOnDevice {
     bias: Option<OnDevice<f32>>,
     boolean_mask: Option<Integers<u8>>,
+    dropout_state: Option<Integers<u64>>,
     alibi_slopes: Option<OnDevice<f32>>,
     sink: Option<OnDevice<f32>>,
     key_lengths: Option<Integers<i32>>,
@@ -60,9 +72,8 @@ impl OptionsOnDevice {
         let lengths = |values: &Vec<i32>| Integers::upload(values, &[values.len()], i32::MAX);
         Self {
             bias: case.bias.as_ref().map(|(_, bias)| OnDevice::upload(bias)),
-            boolean_mask: case.boolean_mask.as_ref().map(|(axes, mask)| {
-                Integers::upload(mask, &broadcast_dims(*axes, case.attention.shape()), 1)
-            }),
+            boolean_mask: case.given_mask().map(|(mask, dims)| Integers::upload(mask, &dims, 0xff)),
+            dropout_state: case.dropout_state.map(|state| Integers::upload(&state, &[2], 0)),
             alibi_slopes: case.alibi_slopes.as_ref().map(OnDevice::upload),
             sink: case.sink.as_ref().map(OnDevice::upload),
             key_lengths: case.key_lengths.as_ref().map(lengths),
@@ -73,11 +84,18 @@ impl OptionsOnDevice {
         }
     }
 
+    /// Another seed and offset, in the same place.
+    pub(super) fn replace_dropout_state(&mut self, state: [u64; 2]) {
+        let had = self.dropout_state.as_mut().expect("a call with a state on the device");
+        had.replace(&state, 0);
+    }
+
     /// Adds them to a call's inputs.
     pub(super) fn give<'a, T>(&'a self, inputs: &mut Inputs<'a, T>) {
         let on_device = |values: &'a Integers<i32>| Lengths::Device(values.view());
         inputs.bias = self.bias.as_ref().map(OnDevice::view);
         inputs.boolean_mask = self.boolean_mask.as_ref().map(Integers::view);
+        inputs.dropout_state = self.dropout_state.as_ref().map(Integers::view);
         inputs.alibi_slopes = self.alibi_slopes.as_ref().map(OnDevice::view);
         inputs.sink = self.sink.as_ref().map(OnDevice::view);
         inputs.key_lengths = self.key_lengths.as_ref().map(on_device);

@@ -4,12 +4,14 @@
 use cudarc::driver::DevicePtr;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use ferroflash::{
-    Buffer, Error, Gradients, Output, Plan, Preference, Saved, Stream, TensorMut,
-    WORKSPACE_ALIGNMENT, Workspace,
+    Broadcast, Buffer, Dropout, Error, Gradients, Output, Plan, Preference, Saved, Stream,
+    TensorMut, WORKSPACE_ALIGNMENT, Workspace,
 };
+use ferroflash_tests::backend::{Backend, backward};
 use ferroflash_tests::case::{Case, Sight, shape};
 use ferroflash_tests::element::Real;
-use ferroflash_tests::gpu::{LoadedBackward, Wanted, copy_stream, device, plan};
+use ferroflash_tests::gpu::{self, LoadedBackward, Wanted, copy_stream, device, plan};
+use ferroflash_tests::memory::Arrangement;
 use half::bf16;
 use libtest_mimic::Trial;
 
@@ -17,8 +19,10 @@ use crate::trial;
 
 /// Each once.
 pub(crate) fn trials() -> Vec<Trial> {
-    let once: [(&str, fn()); 5] = [
+    let once: [(&str, fn()); 7] = [
         ("a_captured_backward_replays", a_captured_backward_replays),
+        ("a_captured_dropout_reads_its_state_anew", a_captured_dropout_reads_its_state_anew),
+        ("a_bias_of_an_empty_call_has_a_gradient", a_bias_of_an_empty_call_has_a_gradient),
         ("two_backward_streams_equal_serial_runs", two_backward_streams_equal_serial_runs),
         ("a_backward_workspace_is_checked", a_backward_workspace_is_checked),
         ("a_refused_backward_names_its_tensor", a_refused_backward_names_its_tensor),
@@ -66,6 +70,65 @@ fn a_captured_backward_replays() {
         loaded.poison();
         graph.launch().expect("a replay");
         assert!(loaded.results(&stream).bits() == expected, "a replay differs");
+    }
+}
+
+/// Both passes in one graph, which is replayed for other seeds and offsets: each is the call that
+/// has them in its description.
+fn a_captured_dropout_reads_its_state_anew() {
+    let case = |given: Option<[u64; 2]>, state: [u64; 2]| {
+        let sizes = shape(2, (4, 2), (150, 170), (64, 64));
+        let mut case = Case::<bf16>::new(sizes, Sight::BOTTOM_RIGHT, 24, 1.0);
+        case = match given {
+            Some(given) => case.with_dropout_given(0.3, given),
+            None => case.with_dropout(Dropout::new(0.3, (state[0], state[1]))),
+        };
+        case.attention = case.attention.deterministic();
+        let plan = plan::<bf16>(&case.attention, None, None).expect("a plan");
+        (case, plan)
+    };
+    let (of_state, of_replay) = case(Some([1, 2]), [0; 2]);
+    let queue = device().expect("a device").context().expect("CUDA").new_stream().expect("one");
+    let stream = Stream::from(queue.clone());
+    let mut loaded = loaded(&of_state, &of_replay);
+    queue.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("begun");
+    let launched = loaded.run_both(&of_replay, &stream);
+    let graph = queue.end_capture(CUgraphInstantiate_flags(0)).expect("a graph");
+    launched.expect("launches may be captured");
+    let graph = graph.expect("a graph with four kernels");
+    let mut seen: Vec<Vec<Vec<u32>>> = Vec::new();
+    for state in [[1, 2], [1, 3], [1 << 40, 1 << 33], [1 << 40, 1]] {
+        loaded.replace_dropout_state(state);
+        loaded.poison();
+        graph.launch().expect("a replay");
+        let had = loaded.results(&stream).bits();
+        let (by_value, plan) = case(None, state);
+        assert!(had == serial(&by_value, &plan), "another mask than of the state by value");
+        assert!(!seen.contains(&had), "two states, one mask");
+        seen.push(had);
+    }
+}
+
+/// A bias that is broadcast has elements where the call has no cells: their gradient is zero, and
+/// so are those of keys that no row sees.
+fn a_bias_of_an_empty_call_has_a_gradient() {
+    let axes = |batch, heads, rows| Broadcast { batch, heads, rows };
+    for (sizes, axes) in [
+        (shape(0, (2, 1), (3, 70), (64, 64)), axes(true, false, false)),
+        (shape(2, (0, 0), (3, 70), (64, 64)), axes(false, true, false)),
+        (shape(2, (2, 1), (0, 70), (64, 64)), axes(false, false, true)),
+        (shape(0, (0, 0), (0, 70), (64, 64)), axes(true, true, true)),
+    ] {
+        let case = Case::<bf16>::new(sizes, Sight::FULL, 25, 1.0);
+        let case = case.with_bias(axes, Arrangement::CONTIGUOUS, 26);
+        for form in gpu::forms() {
+            let had = backward(Backend::Portable(form), &case).expect("nothing to do but zeros");
+            let dbias = had.dbias.expect("it was asked for");
+            assert!(!dbias.is_empty(), "{sizes:?}: the test has a gradient to look at");
+            for gradient in [&dbias, &had.dk, &had.dv] {
+                assert!(gradient.iter().all(|value| *value == 0.0), "{sizes:?}: {gradient:?}");
+            }
+        }
     }
 }
 

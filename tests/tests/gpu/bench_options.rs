@@ -98,7 +98,7 @@ impl Point {
             "sink" => call.sink(),
             "mask" => call.boolean_mask(once),
             "bias" => call.bias(once),
-            "dropout" => call.dropout(Dropout { probability: 0.1, seed: 1, offset: 2 }),
+            "dropout" => call.dropout(Dropout::new(0.1, (1, 2))),
             _ if self.packed.is_some() => {
                 call.layout(Layout::Packed { q_tokens: TOKENS, kv_tokens: TOKENS })
             }

@@ -4,7 +4,6 @@
 
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use ferroflash::{Direction, Dropout, Dtype, Error, Form, KernelSpec, MaskClass, Stream};
-use ferroflash_core::dropout::DropoutMask;
 use ferroflash_tests::case::{Case, PackedLengths, Sight, shape};
 use ferroflash_tests::element::Real;
 use ferroflash_tests::gpu::{Loaded, LoadedBackward, Wanted, copy_stream, device, plan};
@@ -51,31 +50,41 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials
 }
 
+/// A seed and an offset that use both halves of their words.
+const STATE: [u64; 2] = [1 << 40 | 3, 5 << 33 | 9];
+
 /// With q = 0 every probability is 1 / keys, and with V a part of the identity o shows which of
-/// them are kept.
+/// them are kept. The state is a part of the description, then lies on the device.
 fn dropout_masks_are_the_cpus<T: Real>(spec: &'static KernelSpec, form: Form) {
     let (dim, channels) = (spec.tile.head_dim as usize, spec.tile.value_dim as usize);
     let (rows, keys, heads) = (spec.tile.q_rows as usize + 37, 3 * channels, 2);
-    let dropout = Dropout { probability: 0.4, seed: 1 << 40 | 3, offset: 5 << 33 | 9 };
     let sizes = shape(2, (heads, heads), (rows, keys), (dim, channels));
-    let mask = DropoutMask::new(dropout.probability, dropout.seed, dropout.offset);
-    for part in 0..3 {
-        let mut case = Case::<T>::new(sizes, Sight::FULL, 1, 1.0).with_dropout(dropout);
+    for (part, is_given) in [(0, false), (1, false), (2, false), (0, true), (1, true), (2, true)] {
+        let mut case = Case::<T>::new(sizes, Sight::FULL, 1, 1.0);
+        case = match is_given {
+            true => case.with_dropout_given(0.4, STATE),
+            false => case.with_dropout(Dropout::new(0.4, (STATE[0], STATE[1]))),
+        };
         case.q.set(|_, _| 0.0);
         case.v.set(|at, _| {
             let (key, channel) = (at / channels / heads % keys, at % channels);
             if key == part * channels + channel { 1.0 } else { 0.0 }
         });
+        let mask = case.dropout_mask().expect("it drops");
         let plan = plan::<T>(&case.attention, Some(spec.name), Some(form)).expect("it is eligible");
         let stream = Stream::from(copy_stream());
         let mut loaded = Loaded::new(&case, true);
+        let inspected = loaded.dropout_mask(&plan, &stream).expect("a state");
         loaded.run(&plan, &stream).expect("a launch");
         let (o, _) = loaded.results(&stream);
         for (at, o) in o.contents().into_iter().enumerate() {
             let (head, row) = (at / channels % heads, at / channels / heads % rows);
             let (item, key) = (at / channels / heads / rows, part * channels + at % channels);
-            let is_kept = mask.keeps((item * heads + head) as u32, row as u32, key as u32);
+            let batch_head = item * heads + head;
+            let is_kept = mask.keeps(batch_head as u32, row as u32, key as u32);
             assert_eq!(o != 0.0, is_kept, "item {item}, head {head}, row {row}, key {key}");
+            let had = inspected[(batch_head * rows + row) * keys + key];
+            assert_eq!(had, u8::from(is_kept), "item {item}, head {head}, row {row}, key {key}");
         }
     }
 }

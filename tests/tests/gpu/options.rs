@@ -1,15 +1,17 @@
 //! Calls with options, for the kernels that take them: each option alone at the edges of tiles,
 //! then all of them together.
 
+mod backward;
+
 use ferroflash::{Align, Broadcast, Dropout, KernelSpec, MaskClass, Shape};
 use ferroflash_tests::case::{Case, PackedLengths, Sight, shape};
 use ferroflash_tests::element::Real;
-use ferroflash_tests::gpu::Wanted;
 use ferroflash_tests::memory::Arrangement;
 use ferroflash_tests::random::{below, normal, uniform};
 use serde_json::Value;
 
-use crate::workloads::{Backward, Fill, Workload, tile};
+pub(crate) use self::backward::backward_workloads;
+use crate::workloads::{Fill, Workload, tile};
 
 /// The options of a workload.
 #[derive(Clone, Debug, Default)]
@@ -20,8 +22,14 @@ pub(crate) struct Options {
     pub(crate) sink: bool,
     pub(crate) bias: Option<(Broadcast, Arrangement)>,
     pub(crate) boolean_mask: Option<Broadcast>,
+    /// Whether the mask has a bit a key.
+    pub(crate) mask_is_bits: bool,
+    /// Whether the mask hides whole tiles, and shows others whole.
+    pub(crate) mask_is_blocks: bool,
     /// Probability of being dropped.
     pub(crate) dropout: Option<f32>,
+    /// Whether the dropout's seed and offset lie on the device.
+    pub(crate) state_is_given: bool,
     pub(crate) key_lengths: Option<Vec<i32>>,
     pub(crate) packed: Option<PackedLengths>,
 }
@@ -56,12 +64,21 @@ impl Options {
             // A quarter of the cells, every seventh row and most of 70 keys are hidden.
             case = case.with_boolean_mask(axes, |[item, head, row, key]| {
                 let at = ((item * s.q_heads + head) * s.q_len + row) * s.kv_len + key;
-                draws[at] != 0 && row % 7 != 3 && !(30..100).contains(&key)
+                match self.mask_is_blocks {
+                    true => (row / 150 + key / 150 + head) % 2 == 0,
+                    false => draws[at] != 0 && row % 7 != 3 && !(30..100).contains(&key),
+                }
             });
+            if self.mask_is_bits {
+                case = case.with_bits();
+            }
         }
         if let Some(probability) = self.dropout {
-            let (seed, offset) = (seed << 20 | 7, seed << 34 | 5);
-            case = case.with_dropout(Dropout { probability, seed, offset });
+            let state = [seed << 20 | 7, seed << 34 | 5];
+            case = match self.state_is_given {
+                true => case.with_dropout_given(probability, state),
+                false => case.with_dropout(Dropout::new(probability, (state[0], state[1]))),
+            };
         }
         case
     }
@@ -261,8 +278,28 @@ fn masks_and_biases(spec: &KernelSpec) -> Vec<Workload> {
     for (name, axes) in broadcasts() {
         let mask = Options { boolean_mask: Some(axes), ..none() };
         let bias = Options { bias: Some((axes, plain)), ..none() };
+        let bits = Options { mask_is_bits: true, ..mask.clone() };
         all.push(sized(&format!("mask_{name}"), mask));
+        all.push(sized(&format!("bits_{name}"), bits));
         all.push(sized(&format!("bias_{name}"), bias));
+    }
+    let once = Broadcast { batch: true, ..Broadcast::NONE };
+    for (name, mask_is_bits, keys) in
+        [("", false, 1000), ("_aligned", false, 1024), ("_of_bits", true, 1000)]
+    {
+        all.push(Workload {
+            options: Options {
+                boolean_mask: Some(once),
+                mask_is_blocks: true,
+                mask_is_bits,
+                ..none()
+            },
+            ..Workload::new(
+                &format!("mask_hides_tiles{name}"),
+                shape(1, (2, 1), (500, keys), dims),
+                spec.mask,
+            )
+        });
     }
     let wide = Arrangement { channel_gap: 9, offset: 3, ..plain };
     let arranged = |arrangement| Options { bias: Some((Broadcast::NONE, arrangement)), ..none() };
@@ -273,10 +310,19 @@ fn masks_and_biases(spec: &KernelSpec) -> Vec<Workload> {
         options: Options {
             bias: Some((Broadcast::NONE, wide)),
             boolean_mask: Some(Broadcast { heads: true, ..Broadcast::NONE }),
-            packed: of_items,
+            packed: of_items.clone(),
             ..none()
         },
         ..Workload::new("mask_and_bias_packed", shape(3, (2, 1), (0, 0), dims), spec.mask)
+    });
+    all.push(Workload {
+        options: Options {
+            boolean_mask: Some(Broadcast { heads: true, ..Broadcast::NONE }),
+            mask_is_bits: true,
+            packed: of_items,
+            ..none()
+        },
+        ..Workload::new("bits_packed", shape(3, (2, 1), (0, 0), dims), spec.mask)
     });
     all
 }
@@ -300,44 +346,11 @@ fn dropout(spec: &KernelSpec) -> Vec<Workload> {
             options: Options { dropout: Some(0.3), packed: of_items, ..Options::default() },
             ..Workload::new("dropout_packed", shape(3, (2, 1), (0, 0), dims), spec.mask)
         },
+        Workload {
+            options: Options { dropout: Some(0.3), state_is_given: true, ..Options::default() },
+            ..sized("dropout_of_a_state_on_the_device", 0.3, Sight::BOTTOM_RIGHT)
+        },
     ]
-}
-
-/// What only a backward call with options has: sums in an order, gradients of lse, and the
-/// gradients of options alone.
-pub(crate) fn backward_workloads(spec: &KernelSpec) -> Vec<Workload> {
-    if spec.mask < MaskClass::Masked {
-        return Vec::new();
-    }
-    let named = |name: &str, of: &Workload| Workload { name: name.to_owned(), ..of.clone() };
-    let with = |name: &str, of: &Workload, change: fn(&mut Backward)| {
-        let mut workload = named(name, of);
-        change(&mut workload.backward);
-        workload
-    };
-    let all_options = everything(spec);
-    let find = |name: &str| {
-        let mut known = windows(spec).into_iter().chain(lengths(spec)).chain(scores(spec));
-        known.find(|workload| workload.name == name).expect("a workload above")
-    };
-    let mut all = vec![with("everything_with_d_lse", &all_options, |b| b.with_d_lse = true)];
-    for name in ["window_5_3", "window_more_keys", "packed_window", "packed_ones", "sink_alone"] {
-        let ordered = format!("{name}_ordered");
-        all.push(with(&ordered, &find(name), |b| b.deterministic = true));
-    }
-    all.push(with("sink_with_d_lse", &find("sink_alone"), |b| b.with_d_lse = true));
-    let alone = |b: &mut Backward| {
-        b.wanted = Wanted { dq: false, dk: false, dv: false, options: true };
-    };
-    all.push(with("dsink_alone", &find("sink_packed"), alone));
-    if spec.mask == MaskClass::General {
-        all.push(with("options_alone", &all_options, alone));
-        let biases = masks_and_biases(spec);
-        let own = biases.iter().find(|workload| workload.name == "bias_bhs").expect("above");
-        all.push(with("bias_ordered", own, |b| b.deterministic = true));
-        all.push(with("bias_with_d_lse", own, |b| b.with_d_lse = true));
-    }
-    all
 }
 
 /// All that the class has, at once.
@@ -356,6 +369,8 @@ fn everything(spec: &KernelSpec) -> Workload {
             bias: Some((Broadcast { rows: true, ..Broadcast::NONE }, Arrangement::CONTIGUOUS)),
             boolean_mask: Some(Broadcast { batch: true, ..Broadcast::NONE }),
             dropout: Some(0.2),
+            state_is_given: true,
+            mask_is_bits: true,
             ..masked
         },
         _ => masked,

@@ -118,6 +118,9 @@ fn drawn(seed: u64) -> Workload {
         bias: (draw(3) == 0).then(|| (axes(&mut draw), arrangement(&mut draw))),
         boolean_mask: (draw(3) == 0).then(|| axes(&mut draw)),
         dropout: [None, None, Some(0.1), Some(0.6)][draw(4)],
+        mask_is_bits: seed.is_multiple_of(2),
+        mask_is_blocks: seed.is_multiple_of(3),
+        state_is_given: seed.is_multiple_of(5),
         ..Options::default()
     };
     match draw(3) {

@@ -140,7 +140,7 @@ pub(crate) fn m9_backward(probe: &Probe) {
 /// 486 of 698 rows belong to items. Offsets that end before the rows do are refused; the rows that
 /// belong to items are then passed as a view, whose surroundings are NaN.
 fn m9_past(cu: &[i32], tokens: usize) -> Case<bf16> {
-    let dropout = Dropout { probability: 0.1, seed: 5, offset: 6 };
+    let dropout = Dropout::new(0.1, (5, 6));
     let whole = lengths(&[0, tokens as i32], &[0, tokens as i32]);
     let case = Case::packed((2, 2), (64, 64), whole, Sight::TOP_LEFT, 14, 1.0);
     let mut case = case.with_dropout(dropout);

@@ -132,7 +132,7 @@ fn d4<T: Real>(probability: f32, offset: u64) -> Case<T> {
     let identity = |index: usize, _: f32| if index / SIZE == index % SIZE { 1.0 } else { 0.0 };
     case.v.set(identity);
     case.d_o.set(identity);
-    case.with_dropout(Dropout { probability, seed: 77, offset })
+    case.with_dropout(Dropout::new(probability, (77, offset)))
 }
 
 fn d4_of<T: Real>(probe: &Probe) {

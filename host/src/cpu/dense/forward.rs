@@ -46,7 +46,7 @@ impl<T: Element> Head<'_, '_, T> {
         let query = widen(problem.q.row(item.q_index(row, q_head)));
         let scale = f64::from(problem.scale);
         let bias = problem.bias_row(item, q_head, row);
-        let mask = problem.mask_row(item, q_head, row);
+        let mask = problem.mask_row(item, q_head, row, 0..item.kv_len());
         let alibi_slope = problem.alibi_slope(item, q_head);
         let alibi_diagonal = row as f64 + item.kv_len() as f64 - item.q_len() as f64;
 
@@ -54,7 +54,7 @@ impl<T: Element> Head<'_, '_, T> {
         let keys = visibility.keys_start(row as u32)..visibility.keys_end(row as u32);
         let cell = |key: u32| {
             let key = key as usize;
-            if mask.is_some_and(|mask| mask[key] == 0)
+            if mask.as_ref().is_some_and(|mask| mask[key] == 0)
                 || bias.is_some_and(|bias| bias[key] == f32::NEG_INFINITY)
             {
                 return None;

@@ -1,6 +1,6 @@
 //! A tile of scores between its two products: options and masks, in either orientation.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 
 use ferroflash_core::dropout::{self, DropoutMask};
 use ferroflash_core::visibility::{TileClass, Visibility};
@@ -153,7 +153,7 @@ impl<T> Head<'_, '_, T> {
                 *score = if seen == 0 { f32::NEG_INFINITY } else { *score };
             };
             with_row_values(tile, scores, hide, |row| {
-                problem.mask_row(item, q_head, row).map(|mask| &mask[keys.clone()])
+                problem.mask_row(item, q_head, row, keys.clone())
             });
         }
         if class == TileClass::Partial {
@@ -211,18 +211,18 @@ fn subtract_alibi(tile: &Tile, visibility: &Visibility, slope: f32, scores: &mut
 }
 
 /// Applies to each score the value that its row's tensor has at its key.
-fn with_row_values<'t, V: Copy + 't>(
+fn with_row_values<V: Copy, R: Deref<Target = [V]>>(
     tile: &Tile,
     scores: &mut [f32],
     apply: impl Fn(&mut f32, V),
-    values: impl Fn(usize) -> Option<&'t [V]>,
+    values: impl Fn(usize) -> Option<R>,
 ) {
     let stride = tile.stride();
     match tile.lanes {
         Lanes::Keys => {
             for (row, scores) in tile.rows.clone().zip(scores.chunks_exact_mut(stride)) {
                 let Some(values) = values(row as usize) else { return };
-                scores.iter_mut().zip(values).for_each(|(score, &value)| apply(score, value));
+                scores.iter_mut().zip(&*values).for_each(|(score, &value)| apply(score, value));
             }
         }
         // A group of rows at a time, so that what is written stays in the cache.

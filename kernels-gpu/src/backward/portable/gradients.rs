@@ -175,4 +175,19 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
             }
         }
     }
+
+    /// Passes on the turn at a query tile to which the block has nothing to add.
+    #[inline(always)]
+    pub(super) unsafe fn pass_turn<C: Variant<T, E>>(
+        params: &C::Params,
+        step: Step,
+        place: &Place,
+    ) {
+        if C::common(params).ordered != 0 && place.thread == 0 {
+            let work = Work::load(place.shared + Self::PLAN.work);
+            let (counter, turn) = C::turn(params, &work, step, place.shared);
+            while load_acquire_global_u32(counter) != turn {}
+            release_add_global_u32(counter, 1);
+        }
+    }
 }

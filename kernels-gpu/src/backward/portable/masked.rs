@@ -10,6 +10,8 @@
 //! **What is read.** Keys that no row of the item sees and rows that see no key are zero in shared
 //! memory, as those past the item's ends are: whatever they hold, their products are 0.
 //!
+//! **Dropout.** The same warp leaves the dropout's seed and offset behind the item.
+//!
 //! **Sums.** Rows of packed items are rows of the scratch: a tile begins anywhere in the sums'
 //! blocks of 16 rows, and each lane finds its own rows' places there. Rows past the item's end are
 //! the next item's and are not added to.
@@ -20,7 +22,7 @@
 
 use core::marker::PhantomData;
 
-use ferroflash_core::axes::MaskKind;
+use ferroflash_core::axes::{MaskClass, MaskKind};
 use ferroflash_core::backward::params::PortableBackwardParams;
 use ferroflash_core::backward::params::options::PortableMaskedBackwardParams;
 use ferroflash_core::backward::portable::PortableBackwardTiling;
@@ -32,7 +34,7 @@ use ferroflash_core::visibility::Visibility;
 
 use super::options::Cells;
 use super::{Kernel, Place, Step, Variant, Work, number};
-use crate::options::{find_item, read_length};
+use crate::options::{find_item, read_length, store_dropout};
 use crate::ptx::async_copy::cp_async_4;
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::{add_global_f32, load_shared_v4, store_shared_v4};
@@ -166,6 +168,12 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
     pub(super) unsafe fn home(shared: u32) -> Home {
         Home::load(shared + Self::PLAN.bytes)
     }
+
+    /// Where the dropout's seed and offset lie.
+    #[inline(always)]
+    pub(super) const fn dropout_slot(shared: u32) -> u32 {
+        shared + Self::PLAN.bytes + 48
+    }
 }
 
 impl<T: PortableBackwardTiling, E: MatrixElement, M: MaskKind> Variant<T, E> for WithOptions<M> {
@@ -185,8 +193,28 @@ impl<T: PortableBackwardTiling, E: MatrixElement, M: MaskKind> Variant<T, E> for
             if thread == 0 {
                 work.store(shared + Kernel::<T, E>::PLAN.work);
                 home.store(shared + Kernel::<T, E>::PLAN.bytes);
+                if matches!(M::CLASS, MaskClass::General) && params.options.drops != 0 {
+                    store_dropout(&params.options, Kernel::<T, E>::dropout_slot(shared), 0);
+                }
             }
         }
+    }
+
+    #[inline(always)]
+    fn has_mask(params: &PortableMaskedBackwardParams) -> bool {
+        matches!(M::CLASS, MaskClass::General) && params.options.boolean_mask.address != 0
+    }
+
+    #[inline(always)]
+    unsafe fn shows(
+        params: &PortableMaskedBackwardParams,
+        step: Step,
+        shared: u32,
+        thread: u32,
+    ) -> bool {
+        let work = Work::load(shared + Kernel::<T, E>::PLAN.work);
+        let home = Kernel::<T, E>::home(shared);
+        Kernel::<T, E>::shows(params, &work, &home, step, thread)
     }
 
     #[inline(always)]

@@ -26,7 +26,7 @@
 //! **Masks.** P and dS of a hidden cell, of a row past the end among them, are made 0 by selection,
 //! never by arithmetic. Tiles that hold none skip the compares, and tiles with nothing visible are
 //! never loaded. What a mask class decides is behind `Variant`: `plain.rs` has the classes `full`
-//! and `causal`, `masked.rs` and `options.rs` the classes `masked` and `general`.
+//! and `causal`, `masked.rs`, `options.rs` and `mask.rs` the classes `masked` and `general`.
 //!
 //! **Ordered sums.** Where equal runs must be equal bits, blocks draw their number from a counter
 //! and a block adds to a dQ tile when those of lower keys that visit it have: it waits for the tile's
@@ -35,6 +35,7 @@
 //! waits.
 
 mod gradients;
+mod mask;
 mod masked;
 mod options;
 mod plain;
@@ -54,11 +55,12 @@ use ferroflash_core::tile::TileShape;
 
 use self::masked::WithOptions;
 use self::plain::Plain;
+use self::scores::Corner;
 
 use crate::ptx::async_copy::{commit_group, wait_group};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::{dynamic_shared, fetch_add_global_u32, load_shared_v4, store_shared_v4};
-use crate::ptx::thread::{block_idx_x, opaque, sync_threads, thread_idx_x};
+use crate::ptx::thread::{block_idx_x, opaque, sync_threads, sync_threads_or, thread_idx_x};
 use crate::ptx::warp::uniform;
 use crate::tile::Rows;
 
@@ -141,38 +143,6 @@ impl Step {
     }
 }
 
-/// Where the scores lie that a warp holds at a time, keys down and queries across. Made where it is
-/// needed, as [`Place`] is.
-struct Corner {
-    /// First query of the tile.
-    tile_row: u32,
-    /// First of the warp's keys, in the item.
-    warp_key: u32,
-    /// First of its queries.
-    warp_row: u32,
-    /// First of the lane's keys.
-    key: u32,
-    /// First of its queries.
-    row: u32,
-}
-
-impl Corner {
-    /// Of the scores of queries from `query` on, in the step's tile.
-    #[inline(always)]
-    unsafe fn of<T: PortableBackwardTiling, E: MatrixElement>(
-        place: &Place,
-        step: Step,
-        query: u32,
-    ) -> Self {
-        let lane = opaque(place.lane);
-        let tile_row = opaque(step.tile) * T::SHAPE.q_rows;
-        let work = Work::load(place.shared + Kernel::<T, E>::PLAN.work);
-        let (warp_key, warp_row) = (work.first_key + place.key, tile_row + query);
-        let (key, row) = (warp_key + lane / 4, warp_row + lane % 4 * 2);
-        Self { tile_row, warp_key, warp_row, key, row }
-    }
-}
-
 /// What a mask class decides. Rows and keys are counted from their item's first.
 trait Variant<T: PortableBackwardTiling, E: MatrixElement> {
     /// The kernel's parameters.
@@ -184,6 +154,18 @@ trait Variant<T: PortableBackwardTiling, E: MatrixElement> {
     /// Finds the block's work and leaves it in shared memory, to be read after a barrier. All
     /// threads call this.
     unsafe fn find_work(params: &Self::Params, shared: u32, thread: u32);
+
+    /// Whether each step is to be asked for by [`Self::shows`]: the same for all threads.
+    #[inline(always)]
+    fn has_mask(_params: &Self::Params) -> bool {
+        false
+    }
+
+    /// Whether this thread's share of a step's cells has a visible one.
+    #[inline(always)]
+    unsafe fn shows(_params: &Self::Params, _step: Step, _shared: u32, _thread: u32) -> bool {
+        true
+    }
 
     /// The block's rows of k or v; zero where no row sees the key.
     unsafe fn keys(params: &Self::Params, work: &Work, shared: u32, tensor: &DeviceTensor) -> Rows;
@@ -329,8 +311,15 @@ unsafe fn run<T: PortableBackwardTiling, E: MatrixElement, V: Variant<T, E>>(par
         commit_group();
     }
     while step.is_of(&Work::load(work_slot)) {
-        wait_group::<0>();
-        sync_threads();
+        let mut is_shown = true;
+        if V::has_mask(params) {
+            let shows = V::shows(params, step, shared, opaque(thread));
+            wait_group::<0>();
+            is_shown = sync_threads_or(shows);
+        } else {
+            wait_group::<0>();
+            sync_threads();
+        }
         let work = Work::load(work_slot);
         let next = step.next(&work);
         if next.is_of(&work) {
@@ -342,16 +331,18 @@ unsafe fn run<T: PortableBackwardTiling, E: MatrixElement, V: Variant<T, E>>(par
         commit_group();
 
         let d_o_slot = if tile.stages == 2 { slot } else { 0 };
-        let place = Place::of::<T, E>(shared, thread);
-        Kernel::<T, E>::scores::<V>(
-            params, step, slot, d_o_slot, &place, &values, &mut dk, &mut dv,
-        );
-        sync_threads();
-        if Kernel::<T, E>::IS_SHARED {
+        if is_shown {
             let place = Place::of::<T, E>(shared, thread);
-            Kernel::<T, E>::add_shared_values(&place, d_o_slot, &mut dv);
-            if tile.stages == 1 {
-                sync_threads();
+            Kernel::<T, E>::scores::<V>(
+                params, step, slot, d_o_slot, &place, &values, &mut dk, &mut dv,
+            );
+            sync_threads();
+            if Kernel::<T, E>::IS_SHARED {
+                let place = Place::of::<T, E>(shared, thread);
+                Kernel::<T, E>::add_shared_values(&place, d_o_slot, &mut dv);
+                if tile.stages == 1 {
+                    sync_threads();
+                }
             }
         }
         if tile.stages == 1 {
@@ -363,11 +354,15 @@ unsafe fn run<T: PortableBackwardTiling, E: MatrixElement, V: Variant<T, E>>(par
             commit_group();
         }
         let place = Place::of::<T, E>(shared, thread);
-        if Kernel::<T, E>::IS_SHARED {
+        if is_shown && Kernel::<T, E>::IS_SHARED {
             Kernel::<T, E>::add_shared_keys(&place, slot, &mut dk);
         }
         if common.scratch.dq != 0 {
-            Kernel::<T, E>::add_queries::<V>(params, step, &place);
+            if is_shown {
+                Kernel::<T, E>::add_queries::<V>(params, step, &place);
+            } else {
+                Kernel::<T, E>::pass_turn::<V>(params, step, &place);
+            }
         }
         step = step.next(&Work::load(work_slot));
         slot ^= 1;

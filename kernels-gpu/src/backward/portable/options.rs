@@ -23,12 +23,11 @@ use ferroflash_core::params::options::ScoreTensor;
 use ferroflash_core::visibility::Visibility;
 
 use super::{Corner, Kernel, Place, Step};
-use crate::options::{biased, sides, tanh};
+use crate::options::{biased, load_dropout, sides, tanh};
 use crate::ptx::math::{exp2, fma};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::{
-    add_global_f32, load_global_f32, load_global_f32_if, load_global_u8_if, load_shared_v2_f32,
-    store_global_f32,
+    add_global_f32, load_global_f32, load_global_f32_if, load_shared_v2_f32, store_global_f32,
 };
 use crate::ptx::warp::shuffle_xor;
 
@@ -125,7 +124,7 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
 
     /// Each of the lane's cells: its index among the warp's scores, and among these.
     #[inline(always)]
-    unsafe fn each(cells: &Cells<'_>, mut act: impl FnMut(usize, usize)) {
+    pub(super) unsafe fn each(cells: &Cells<'_>, mut act: impl FnMut(usize, usize)) {
         let mut at = 0;
         while at < Self::HALVES * 4 {
             act(Self::cell(at / 4, cells.tile * 2 + at % 4), at);
@@ -135,12 +134,15 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
 
     /// What the item's rows see.
     #[inline(always)]
-    unsafe fn visible(params: &PortableMaskedBackwardParams, cells: &Cells<'_>) -> Visibility {
+    pub(super) unsafe fn visible(
+        params: &PortableMaskedBackwardParams,
+        cells: &Cells<'_>,
+    ) -> Visibility {
         Self::home(cells.place.shared).visible(&params.items)
     }
 
     #[inline(always)]
-    unsafe fn corner(cells: &Cells<'_>) -> Corner {
+    pub(super) unsafe fn corner(cells: &Cells<'_>) -> Corner {
         Corner::of::<T, E>(cells.place, cells.step, cells.query)
     }
 
@@ -199,29 +201,6 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
         });
     }
 
-    /// Makes scores −∞ where the mask is zero.
-    #[inline(always)]
-    unsafe fn hide_by_mask(
-        scores: &mut T::Scores,
-        params: &PortableMaskedBackwardParams,
-        cells: &Cells<'_>,
-    ) {
-        let (visible, corner) = (Self::visible(params, cells), Self::corner(cells));
-        let (first, row_bytes) = Self::first_cell(&params.options.boolean_mask, cells, &corner, 1);
-        let mut sees = [0; 16];
-        Self::each(cells, |_, at| {
-            let (row, key) = (row_of(at % 4), key_of(at / 4));
-            let is_there = corner.row + row < visible.q_len && corner.key + key < visible.kv_len;
-            let offset = row_bytes * row as i64 + key as i64;
-            sees[at] = load_global_u8_if(first.wrapping_add(offset as u64), is_there);
-        });
-        Self::each(cells, |index, at| {
-            if sees[at] == 0 {
-                *scores.at_mut(index) = f32::NEG_INFINITY;
-            }
-        });
-    }
-
     /// Makes scores −∞ that the window, or an end of the item, hides.
     #[inline(always)]
     unsafe fn hide_outside(
@@ -254,7 +233,8 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
     /// Bit `i` says whether cell `i` is kept; see `ferroflash_core::dropout` for who shares a call.
     #[inline(always)]
     unsafe fn kept(params: &PortableMaskedBackwardParams, cells: &Cells<'_>) -> u32 {
-        let (mask, heads) = (&params.options.dropout, params.backward.q_heads);
+        let (mask, _) = load_dropout(&params.options, Self::dropout_slot(cells.place.shared));
+        let heads = params.backward.q_heads;
         let (item, corner) = (Self::home(cells.place.shared).item, Self::corner(cells));
         let batch_head = item.wrapping_mul(heads).wrapping_add(cells.step.q_head);
         // A warp of 16 keys needs one half of each call's words: all bits are set if the upper.
@@ -360,12 +340,12 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
 
 /// Keys from a lane's first to its key `half`.
 #[inline(always)]
-const fn key_of(half: usize) -> u32 {
+pub(super) const fn key_of(half: usize) -> u32 {
     half as u32 * 8
 }
 
 /// Rows from a lane's first to its query `column` of four.
 #[inline(always)]
-const fn row_of(column: usize) -> u32 {
+pub(super) const fn row_of(column: usize) -> u32 {
     (column / 2 * 8 + column % 2) as u32
 }

@@ -4,10 +4,42 @@ use ferroflash_core::backward::portable::PortableBackwardTiling;
 use ferroflash_core::fragment::Fragment;
 use ferroflash_core::swizzle::PanelLayout;
 
-use super::{Kernel, Place, Step, Variant};
+use super::{Kernel, Place, Step, Variant, Work};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::thread::opaque;
 use crate::tile::{LaneAddress, PairAddress, accumulate};
+
+/// Where the scores lie that a warp holds at a time, keys down and queries across. Made where it is
+/// needed, as [`Place`] is.
+pub(super) struct Corner {
+    /// First query of the tile.
+    pub(super) tile_row: u32,
+    /// First of the warp's keys, in the item.
+    pub(super) warp_key: u32,
+    /// First of its queries.
+    pub(super) warp_row: u32,
+    /// First of the lane's keys.
+    pub(super) key: u32,
+    /// First of its queries.
+    pub(super) row: u32,
+}
+
+impl Corner {
+    /// Of the scores of queries from `query` on, in the step's tile.
+    #[inline(always)]
+    pub(super) unsafe fn of<T: PortableBackwardTiling, E: MatrixElement>(
+        place: &Place,
+        step: Step,
+        query: u32,
+    ) -> Self {
+        let lane = opaque(place.lane);
+        let tile_row = opaque(step.tile) * T::SHAPE.q_rows;
+        let work = Work::load(place.shared + Kernel::<T, E>::PLAN.work);
+        let (warp_key, warp_row) = (work.first_key + place.key, tile_row + query);
+        let (key, row) = (warp_key + lane / 4, warp_row + lane % 4 * 2);
+        Self { tile_row, warp_key, warp_row, key, row }
+    }
+}
 
 impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
     pub(super) const QUERIES: u32 = Self::PLAN.queries_at_once;

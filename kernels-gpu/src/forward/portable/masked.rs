@@ -15,6 +15,10 @@
 //! **Scores.** Where an option adds to a score, products are scaled first, and the softmax goes on
 //! in natural units; otherwise the scale stays in the exponent as in the plain kernel.
 //!
+//! **Tiles that a boolean mask hides.** A warp reads what the mask shows of its rows before the
+//! product, a bit a score, and keeps it in shared memory; where that is nothing goes on to the next tile: its rows' state stays
+//! as it is. The barriers are the block's, and the warp meets the others there all the same.
+//!
 //! **Rows without a key,** and rows of an item that are not used, come out as exact zeros whatever
 //! the accumulator holds.
 
@@ -30,12 +34,13 @@ use super::place::Place;
 use super::ring::Ring;
 use super::{Kernel, THREADS, Warp, fragment_row};
 use crate::forward::softmax::ThreadRows;
+use crate::options::{load_dropout, store_dropout};
 use crate::ptx::async_copy::wait_group;
 use crate::ptx::math::{exp2, log2};
 use crate::ptx::matrix::MatrixElement;
-use crate::ptx::memory::{dynamic_shared, load_global_u32, store_global_f32};
-use crate::ptx::thread::{sync_threads, thread_idx_x};
-use crate::ptx::warp::shuffle_xor;
+use crate::ptx::memory::{dynamic_shared, load_global_u32, store_global_f32, store_shared_u32};
+use crate::ptx::thread::{opaque, sync_threads, thread_idx_x};
+use crate::ptx::warp::{any, shuffle_xor};
 use crate::tile::{LaneAddress, Rows, copy_tile, write_tile};
 
 /// The work of one block.
@@ -66,8 +71,13 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
         MaskClass::General => keys.start / BLOCK_KEYS * BLOCK_KEYS,
         _ => keys.start,
     };
+    let (dropout_slot, shown_slot) = (shared + plan.works + 48, shared + plan.works + 64);
     if thread == 0 {
         place.store(shared + plan.works);
+        if matches!(M::CLASS, MaskClass::General) && params.options.drops != 0 {
+            let head = place.item.wrapping_mul(forward.q_heads).wrapping_add(place.q_head);
+            store_dropout(&params.options, dropout_slot, head);
+        }
     }
     let q_row = place.first_q + place.first_row;
     let q_end = place.first_q + place.q_len;
@@ -92,6 +102,20 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
     while kv_tile * tile.kv_columns < keys_end {
         Kernel::<T, E>::await_keys(&ring, kv_tile, keys_end, thread);
         let slot = Kernel::<T, E>::slot(kv_tile);
+        if matches!(M::CLASS, MaskClass::General) && params.options.boolean_mask.address != 0 {
+            let (place, warp) = (Place::load(shared + plan.works), Warp::of::<T>(thread));
+            let tile_key = opaque(kv_tile) * tile.kv_columns;
+            let shown = Kernel::<T, E>::shown(&params.options, &place, tile_key, &warp);
+            // The product leaves no register for it; each thread has a place of its own.
+            let slot = shown_slot + opaque(thread) * 8;
+            store_shared_u32(slot, shown[0]);
+            store_shared_u32(slot + 4, shown[1]);
+            if !any(shown[0] | shown[1] != 0) {
+                Kernel::<T, E>::await_values(&ring, kv_tile, keys_end, thread);
+                kv_tile += 1;
+                continue;
+            }
+        }
         let mut scores = {
             let warp = Warp::of::<T>(thread);
             let k_shared = shared + plan.k + slot * plan.k_stage;
@@ -102,7 +126,8 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
         let tile_key = kv_tile * tile.kv_columns;
         {
             let (place, warp) = (Place::load(shared + plan.works), Warp::of::<T>(thread));
-            Kernel::<T, E>::finish_scores::<M>(&mut scores, params, &place, tile_key, &warp);
+            let shown = shown_slot + opaque(thread) * 8;
+            Kernel::<T, E>::finish_scores::<M>(&mut scores, params, &place, tile_key, &warp, shown);
         }
         Kernel::<T, E>::await_values(&ring, kv_tile, keys_end, thread);
         let (rows, tiles) = (Kernel::<T, E>::ROWS, Kernel::<T, E>::SCORE_TILES);
@@ -129,17 +154,11 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
                 step += 1;
             }
             if params.options.drops != 0 {
-                let (place, warp) = (Place::load(shared + plan.works), Warp::of::<T>(thread));
-                let mask = &params.options.dropout;
-                let head = place.item.wrapping_mul(forward.q_heads).wrapping_add(place.q_head);
-                Kernel::<T, E>::drop_probabilities(
-                    &mut scores,
-                    mask,
-                    head,
-                    &place,
-                    tile_key,
-                    &warp,
-                );
+                let (mask, head) = load_dropout(&params.options, dropout_slot);
+                let (first_row, first_key) = Place::load_first(shared + plan.works);
+                let warp = Warp::of::<T>(thread);
+                let first = (first_row + warp.first_row, first_key + tile_key);
+                Kernel::<T, E>::drop_probabilities(&mut scores, &mask, head, first, warp.lane);
             }
             Kernel::<T, E>::add_values(&mut output, &mut scores, v, |_, _| {});
         } else {

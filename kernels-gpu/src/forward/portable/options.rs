@@ -7,7 +7,7 @@
 use ferroflash_core::axes::{MaskClass, MaskKind};
 use ferroflash_core::dropout::{BLOCK_KEYS, DropoutMask, column_group, row_group};
 use ferroflash_core::fragment::Fragment;
-use ferroflash_core::params::options::{PortableMaskedParams, ScoreTensor};
+use ferroflash_core::params::options::{PortableMaskedParams, ScoreOptions, ScoreTensor};
 use ferroflash_core::tile::ForwardTiling;
 use ferroflash_core::visibility::Visibility;
 
@@ -16,13 +16,26 @@ use super::{Kernel, Warp, fragment_row};
 use crate::options::{biased, sides, tanh};
 use crate::ptx::math::fma;
 use crate::ptx::matrix::MatrixElement;
-use crate::ptx::memory::{load_global_pair_f32, load_global_pair_u8};
+use crate::ptx::memory::{
+    load_global_pair_f32, load_global_pair_u8, load_global_u8_if, load_shared_u32,
+};
 
 /// Where a lane's first score lies in its item.
 #[derive(Clone, Copy)]
 struct Corner {
     row: u32,
     key: u32,
+}
+
+impl Corner {
+    /// `tile_key` is the tile's first key, counted from the block's first.
+    #[inline(always)]
+    fn of<T: ForwardTiling>(place: &Place, tile_key: u32, warp: &Warp) -> Self {
+        Self {
+            row: place.first_row + warp.first_row + warp.lane / 4,
+            key: place.first_key + tile_key + warp.lane % 4 * 2,
+        }
+    }
 }
 
 impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
@@ -33,7 +46,8 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
     }
 
     /// Turns products into final scores: scale and softcap, ALiBi, bias, masks, in this order.
-    /// `tile_key` is the tile's first key, counted from the block's first.
+    /// `tile_key` is the tile's first key, counted from the block's first; `shown` the address of
+    /// what the boolean mask shows of the tile.
     #[inline(always)]
     pub(super) unsafe fn finish_scores<M: MaskKind>(
         scores: &mut T::Scores,
@@ -41,11 +55,12 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
         place: &Place,
         tile_key: u32,
         warp: &Warp,
+        shown: u32,
     ) {
         let options = &params.options;
         let first_key = place.first_key + tile_key;
         let warp_row = place.first_row + warp.first_row;
-        let corner = Corner { row: warp_row + warp.lane / 4, key: first_key + warp.lane % 4 * 2 };
+        let corner = Corner::of::<T>(place, tile_key, warp);
         if options.product_scale != 0.0 {
             if options.softcap == 0.0 {
                 Self::for_each(scores, |score| score * options.product_scale);
@@ -61,7 +76,8 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
             }
         }
         if matches!(M::CLASS, MaskClass::General) && options.boolean_mask.address != 0 {
-            Self::hide_by_mask(scores, &options.boolean_mask, place, corner);
+            let shown = [load_shared_u32(shown), load_shared_u32(shown + 4)];
+            Self::hide_by_mask(scores, shown);
         }
         let visible = place.visible(&params.items);
         // A warp's own rows, not the block's: fewer warps compare.
@@ -131,34 +147,79 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
         }
     }
 
-    /// Makes scores −∞ where the mask is zero.
+    /// Which of a lane's scores the boolean mask shows: of row `row` 16 bits, from bit `row % 2 · 16`
+    /// of word `row / 2`, the pair of tile t at 2t. Keys past the end are hidden, as are rows.
     #[inline(always)]
-    unsafe fn hide_by_mask(
-        scores: &mut T::Scores,
-        mask: &ScoreTensor,
+    pub(super) unsafe fn shown(
+        options: &ScoreOptions,
         place: &Place,
-        corner: Corner,
-    ) {
+        tile_key: u32,
+        warp: &Warp,
+    ) -> [u32; 2] {
+        let mask = &options.boolean_mask;
+        let corner = Corner::of::<T>(place, tile_key, warp);
+        let mut shown = [0; 2];
         let mut row = 0;
         while row < Self::ROWS {
             let own_row = corner.row + fragment_row(row);
             let keys = if own_row < place.q_len { place.kv_len } else { 0 };
-            let first = mask.offset(place.item, place.q_head, own_row, corner.key);
-            let address = mask.address.wrapping_add(first as u64);
-            let mut pairs = [[0; 2]; 8];
-            let mut tile = 0;
-            while tile < Self::SCORE_TILES {
-                let available = keys.saturating_sub(corner.key + tile as u32 * 8);
-                pairs[tile] = load_global_pair_u8(address.wrapping_add(tile as u64 * 8), available);
-                tile += 1;
+            let mut pairs = [0; 8];
+            if options.mask_is_bits != 0 {
+                let first = mask.offset(place.item, place.q_head, own_row, corner.key / 8);
+                let address = mask.address.wrapping_add(first as u64);
+                let mut tile = 0;
+                while tile < Self::SCORE_TILES {
+                    // A lane's first key of a tile is even, and so in one byte with the second.
+                    let is_there = corner.key + (tile as u32) * 8 < keys;
+                    pairs[tile] = load_global_u8_if(address.wrapping_add(tile as u64), is_there);
+                    tile += 1;
+                }
+                let mut tile = 0;
+                while tile < Self::SCORE_TILES {
+                    pairs[tile] = pairs[tile] >> (corner.key % 8) & 3;
+                    tile += 1;
+                }
+            } else {
+                let first = mask.offset(place.item, place.q_head, own_row, corner.key);
+                let address = mask.address.wrapping_add(first as u64);
+                let mut bytes = [[0; 2]; 8];
+                let mut tile = 0;
+                while tile < Self::SCORE_TILES {
+                    let available = keys.saturating_sub(corner.key + tile as u32 * 8);
+                    let address = address.wrapping_add(tile as u64 * 8);
+                    bytes[tile] = load_global_pair_u8(address, available);
+                    tile += 1;
+                }
+                let mut tile = 0;
+                while tile < Self::SCORE_TILES {
+                    pairs[tile] =
+                        (bytes[tile][0] != 0) as u32 | ((bytes[tile][1] != 0) as u32) << 1;
+                    tile += 1;
+                }
             }
             let mut tile = 0;
             while tile < Self::SCORE_TILES {
+                shown[row / 2] |= pairs[tile] << (row % 2 * 16 + tile * 2);
+                tile += 1;
+            }
+            row += 1;
+        }
+        shown
+    }
+
+    /// Makes scores −∞ that the mask hides.
+    #[inline(always)]
+    unsafe fn hide_by_mask(scores: &mut T::Scores, shown: [u32; 2]) {
+        let mut row = 0;
+        while row < Self::ROWS {
+            let mut tile = 0;
+            while tile < Self::SCORE_TILES {
                 let index = Self::pair_index(row, tile);
-                if pairs[tile][0] == 0 {
+                let pair = shown[row / 2] >> (row % 2 * 16 + tile * 2);
+                if pair & 1 == 0 {
                     *scores.at_mut(index) = f32::NEG_INFINITY;
                 }
-                if pairs[tile][1] == 0 {
+                if pair & 2 == 0 {
                     *scores.at_mut(index + 1) = f32::NEG_INFINITY;
                 }
                 tile += 1;
@@ -194,19 +255,17 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
         }
     }
 
-    /// Makes dropped probabilities 0; see `ferroflash_core::dropout` for who shares a call.
+    /// Makes dropped probabilities 0, of a tile whose first row and key for the warp are given; see `ferroflash_core::dropout` for who shares a call.
     #[inline(always)]
     pub(super) unsafe fn drop_probabilities(
         p: &mut T::Scores,
         mask: &DropoutMask,
         batch_head: u32,
-        place: &Place,
-        tile_key: u32,
-        warp: &Warp,
+        (first_row, first_key): (u32, u32),
+        lane: u32,
     ) {
         const TILES: usize = BLOCK_KEYS as usize / 8;
-        let first_row = place.first_row + warp.first_row + warp.lane / 4;
-        let first_key = place.first_key + tile_key + warp.lane % 4 * 2;
+        let (first_row, first_key) = (first_row + lane / 4, first_key + lane % 4 * 2);
         let mut row_tile = 0;
         while row_tile < Self::ROW_TILES {
             let rows = row_group(first_row + row_tile as u32 * 16);

@@ -11,7 +11,7 @@ use ferroflash_core::schedule::divide;
 use ferroflash_core::visibility::Visibility;
 
 use crate::options::{find_item, read_length};
-use crate::ptx::memory::{load_global_u32, load_shared_v4, store_shared_v4};
+use crate::ptx::memory::{load_global_u32, load_shared_u32, load_shared_v4, store_shared_v4};
 use crate::ptx::thread::block_idx_x;
 
 /// A block's rows, and what their scores depend on.
@@ -101,6 +101,13 @@ impl Place {
         store_shared_v4(shared, [self.item, self.batch, self.q_head, self.first_q]);
         store_shared_v4(shared + 16, [self.first_row, self.q_rows, self.q_len, self.kv_len]);
         store_shared_v4(shared + 32, [self.offset as u32, self.first_key, self.slope.to_bits(), 0]);
+    }
+
+    /// The block's first row and the first key of its first tile, without the registers that all of
+    /// it takes.
+    #[inline(always)]
+    pub(super) unsafe fn load_first(shared: u32) -> (u32, u32) {
+        (load_shared_u32(shared + 16), load_shared_u32(shared + 36))
     }
 
     /// Reads it back.

@@ -15,7 +15,7 @@ fn identity(dropout: Dropout) -> Case {
 
 #[test]
 fn d4_identity_values_show_the_mask() {
-    let dropout = Dropout { probability: 0.25, seed: 17, offset: 3 };
+    let dropout = Dropout::new(0.25, (17, 3));
     let case = identity(dropout);
     let undropped = identity(Dropout { probability: 0.0, ..dropout });
     let (dropped_p, p) = (case.forward(), undropped.forward());
@@ -36,12 +36,12 @@ fn d4_identity_values_show_the_mask() {
     }
     let again = identity(dropout).forward();
     assert_eq!(again, dropped_p, "same seed and offset");
-    assert_ne!(identity(Dropout { offset: 4, ..dropout }).forward(), dropped_p);
+    assert_ne!(identity(Dropout { state: (17, 4).into(), ..dropout }).forward(), dropped_p);
 }
 
 #[test]
 fn d4_everything_dropped_is_zero() {
-    let case = identity(Dropout { probability: 1.0, seed: 1, offset: 0 });
+    let case = identity(Dropout::new(1.0, (1, 0)));
     assert_zero(&case.forward().o, "o");
     let gradients = case.backward();
     assert_zero(&gradients.dq, "dq");
@@ -52,7 +52,7 @@ fn d4_everything_dropped_is_zero() {
 /// A packed item has the mask of the same item in a batch: positions are its own.
 #[test]
 fn packed_items_count_their_own_rows_and_keys() {
-    let dropout = Dropout { probability: 0.5, seed: 5, offset: 6 };
+    let dropout = Dropout::new(0.5, (5, 6));
     let mask = Mask::causal(Align::BottomRight);
     let mut packed = Case::packed((2, 1), (4, 3), &[0, 20, 40], &[0, 36, 72], mask);
     let mut batched =

@@ -92,7 +92,7 @@ fn bias_summed_over_every_kind_of_broadcast() {
 
 #[test]
 fn dropout() {
-    let dropout = Dropout { probability: 0.4, seed: 3, offset: 1 << 40 };
+    let dropout = Dropout::new(0.4, (3, 1 << 40));
     check(Case::new(small().dropout(dropout).sink()).with_d_lse());
 }
 
@@ -147,7 +147,7 @@ impl Options {
             attention = attention.boolean_mask(axes);
         }
         if self.dropout {
-            attention = attention.dropout(Dropout { probability: 0.3, seed: 11, offset: 5 });
+            attention = attention.dropout(Dropout::new(0.3, (11, 5)));
         }
         let mut case = Case::new(attention);
         if self.layout == 1 {

@@ -265,7 +265,7 @@ fn p1_p2_rows_past_the_lengths_never_matter() {
 
 #[test]
 fn p3_a_key_outside_every_range_never_matters() {
-    let dropout = Dropout { probability: 0.2, seed: 1, offset: 1 };
+    let dropout = Dropout::new(0.2, (1, 1));
     let mask = Mask::causal(Align::TopLeft).window(Some(3), Some(0));
     let clean =
         Case::new(Attention::new(shape(1, (2, 1), (6, 9), (4, 4))).mask(mask).dropout(dropout));

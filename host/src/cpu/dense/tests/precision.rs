@@ -14,7 +14,7 @@ fn largest_difference(a: &[f64], b: &[f64]) -> f64 {
 fn baseline_of<T: Element>(ulp: f64) {
     let attention = Attention::new(shape(1, (2, 1), (96, 96), (32, 32)))
         .mask(Mask::causal(Align::TopLeft))
-        .dropout(Dropout { probability: 0.1, seed: 2, offset: 0 });
+        .dropout(Dropout::new(0.1, (2, 0)));
     let case = Case::normal3(attention);
     let rounded = Precision::Rounded(T::DTYPE);
     let (exact, baseline) = (case.forward_as::<T>(Precision::F64), case.forward_as::<T>(rounded));

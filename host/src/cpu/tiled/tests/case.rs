@@ -181,11 +181,8 @@ impl Options {
         attention.softcap = self.softcap.then_some(1.25);
         (attention.alibi, attention.sink) = (self.alibi, self.sink);
         (attention.bias, attention.boolean_mask) = (self.bias, self.boolean_mask);
-        attention.dropout = self.dropout.then_some(Dropout {
-            probability: 0.3,
-            seed: u64::from(self.seed),
-            offset: 1 << 33,
-        });
+        attention.dropout =
+            self.dropout.then(|| Dropout::new(0.3, (u64::from(self.seed), 1 << 33)));
         let [q_dims, k_dims, v_dims, o_dims] = attention.tensor_dims();
         let filled = |stream, dims: &[usize]| uniform(stream + self.seed, dims.iter().product());
         let tensor = |stream, dims: &[usize]| Owned::new(&filled(stream, dims), dims, self.memory);
