@@ -88,7 +88,8 @@ pub struct Dropout {
 pub enum Layout {
     /// `[batch, row, head, channel]`, every item of the shape's lengths.
     Dense,
-    /// As dense, but item b has only its first `key_lengths[b]` keys.
+    /// As dense, but item b has only its first `key_lengths[b]` keys, at the last of which a
+    /// bottom-right diagonal ends.
     KeyLengths,
     /// `[token, head, channel]`: items follow one another, at cumulative offsets given at the
     /// call. The shape's `batch` is the number of items, its lengths the stated maxima.
