@@ -120,7 +120,8 @@ impl From<(u64, u64)> for DropoutState {
 pub enum Layout {
     /// `[batch, row, head, channel]`, every item of the shape's lengths.
     Dense,
-    /// As dense, but item b has only its first `key_lengths[b]` keys.
+    /// As dense, but item b has only its first `key_lengths[b]` keys, at the last of which a
+    /// bottom-right diagonal ends.
     KeyLengths,
     /// `[token, head, channel]`: items follow one another, at cumulative offsets given at the
     /// call. The shape's `batch` is the number of items, its lengths the stated maxima.

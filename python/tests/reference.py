@@ -3,22 +3,25 @@
 import numpy as np
 
 
-def attention(q, k, v, **options):
-    """o [B, Sq, Hq, Dv] and lse [B, Hq, Sq] of q [B, Sq, Hq, D], k [B, Sk, Hkv, D] and v."""
+def attention(q, k, v, factor=1.0, **options):
+    """o [B, Sq, Hq, Dv] and lse [B, Hq, Sq] of q [B, Sq, Hq, D], k [B, Sk, Hkv, D] and v.
+
+    `factor` is dropout's: what multiplies each weight, 0 or 1 / (1 - probability).
+    """
     p, _, lse, _ = _weights(q, k, **options)
     v = _by_head(v, q.shape[2])
-    return (p @ v).transpose(0, 2, 1, 3), lse
+    return (p * factor @ v).transpose(0, 2, 1, 3), lse
 
 
 def gradients(
-    d_o, q, k, v, d_lse, bias=None, sink=None, softcap=0.0, softmax_scale=None, **options
+    d_o, q, k, v, d_lse, bias=None, sink=None, softcap=0.0, softmax_scale=None, factor=1.0, **options
 ):
     """dq, dk, dv, dbias and dsink, the last two None without bias and sink."""
     heads, kv_heads = q.shape[2], k.shape[2]
     options = dict(bias=bias, sink=sink, softcap=softcap, softmax_scale=softmax_scale, **options)
     p, p_sink, _, capped = _weights(q, k, **options)
     q64, k64, v64, d_o = (_by_head(x, heads) for x in (q, k, v, d_o))
-    d_p = d_o @ v64.swapaxes(2, 3)
+    d_p = d_o @ v64.swapaxes(2, 3) * factor
     # The gradient of a row's scores less their weighted mean; lse adds its own to the mean.
     delta = (p * d_p).sum(3, keepdims=True) - np.asarray(d_lse, np.float64)[..., None]
     d_s = p * (d_p - delta)
@@ -33,7 +36,8 @@ def gradients(
     d_s = d_s * (q.shape[3] ** -0.5 if softmax_scale is None else softmax_scale)
     grouped = lambda x: _of_groups(x, kv_heads).transpose(0, 2, 1, 3)
     dq = (d_s @ k64).transpose(0, 2, 1, 3)
-    return dq, grouped(d_s.swapaxes(2, 3) @ q64), grouped(p.swapaxes(2, 3) @ d_o), dbias, dsink
+    dk, dv = d_s.swapaxes(2, 3) @ q64, (p * factor).swapaxes(2, 3) @ d_o
+    return dq, grouped(dk), grouped(dv), dbias, dsink
 
 
 def _weights(
@@ -57,13 +61,16 @@ def _weights(
     if softcap:
         capped = softcap * np.tanh(capped / softcap)
     scores, row, key = capped, np.arange(rows)[:, None], np.arange(keys)
+    # An item has as many keys as are said, and its diagonal ends at the last of them.
+    lengths = np.full(q.shape[0], keys) if key_lengths is None else np.asarray(key_lengths)
+    lengths = lengths[:, None, None, None]
     if alibi_slopes is not None:
         slopes = np.atleast_2d(alibi_slopes)[..., None, None]
-        scores = scores - slopes * np.abs(row + keys - rows - key)
+        scores = scores - slopes * np.abs(row + lengths - rows - key)
     if bias is not None:
         scores = scores + bias
     # Distance of key j from the diagonal of row i, which ends at the last key or at key i.
-    distance = key - row - (0 if align == "top-left" else keys - rows)
+    distance = key - row - (0 if align == "top-left" else lengths - rows)
     left, right = window_size
     right = 0 if causal else right
     visible = np.ones(scores.shape, bool)
@@ -71,8 +78,7 @@ def _weights(
     visible &= distance <= right if right >= 0 else True
     if mask is not None:
         visible = visible & mask
-    if key_lengths is not None:
-        visible = visible & (key < np.asarray(key_lengths)[:, None, None, None])
+    visible = visible & (key < lengths)
     scores = np.where(visible, scores, -np.inf)
     extra = np.full(q.shape[1], -np.inf) if sink is None else np.asarray(sink, np.float64)
     extra = np.broadcast_to(extra[None, :, None, None], (*scores.shape[:3], 1))

@@ -75,6 +75,17 @@ def test_torch_takes_its_turn(tmp_path):
     assert len(run["left_out"]) == 4 and "torch" in run["left_out"][0]["what"]
 
 
+def test_dense_takes_part_where_it_is_named(tmp_path):
+    pytest.importorskip("torch")
+    named = ["--contenders", "torch,dense", "--directions", "forward,backward"]
+    run = measured([*TINY, *named, "--kv-heads", "1"], tmp_path / "run.json")
+    for row in run["rows"]:
+        assert set(row["ms"]) == {"torch", "dense"} and row["difference"]["dense"] < 1e-5
+    run = measured([*TINY, *named[:2], "--dtype", "bf16"], tmp_path / "half.json")
+    assert all(set(row["ms"]) == {"torch"} for row in run["rows"])
+    assert "is for f32 alone" in run["left_out"][0]["why"]
+
+
 def test_wrong_results_are_left_out(tmp_path, monkeypatch):
     torch = pytest.importorskip("torch")
     from ferroflash import _bench_torch
@@ -122,6 +133,20 @@ def test_files_that_are_there_stay(tmp_path, capsys):
 def test_what_cannot_be_is_refused(wrong, words, capsys):
     assert bench.main([*TINY, *wrong]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_nothing_measured_is_no_success(monkeypatch, tmp_path, capsys):
+    pytest.importorskip("numpy")
+    from ferroflash._bench_numpy import NumpyBackend
+
+    monkeypatch.setattr(bench, "_backend", lambda _: NumpyBackend())
+    path = tmp_path / "run.json"
+    wide = ["--seqs", "8", "--dims", "600", "--json", str(path)]
+    assert bench.main(wide) == 1
+    assert "nothing was measured" in capsys.readouterr().err
+    assert json.loads(path.read_text())["rows"] == []
+    # One that was measured is enough.
+    assert bench.main([*TINY, "--dims", "8,600", "--directions", "forward"]) == 0
 
 
 @pytest.mark.parametrize("wrong", [["--seqs", "0"], ["--dtype", "f64"], ["--causal", "left"]])

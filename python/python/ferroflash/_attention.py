@@ -62,6 +62,7 @@ def attention(
         sink: float32 [q_heads]: one more logit a row, which takes weight and has no value; has a
             gradient.
         key_lengths: int32 [batch]: keys of each item, the first ones, if they are not all there.
+            They are the kv_len of its diagonal and of its ALiBi term.
         cu_seqlens_q, cu_seqlens_k: int32 [batch + 1]: sequence b is tokens cu_seqlens[b] to
             cu_seqlens[b + 1].
         max_seqlen_q, max_seqlen_k: the longest packed sequences' lengths, or more.

@@ -26,6 +26,8 @@ class Contender(NamedTuple):
     has_backward: bool = True
     # Whether it is asked for gradients that are equal bit for bit.
     deterministic: bool = False
+    # Whether it takes part only where it is named.
+    only_by_name: bool = False
 
     def call(self, workload: Workload) -> Callable[..., torch.Tensor]:
         """The function for a workload, which gives o alone."""
@@ -64,6 +66,23 @@ def _sdpa(backend: Any) -> Callable[[Workload], Callable[..., Any]]:
         return compute
 
     return make
+
+
+def _dense(w: Workload) -> Callable[..., Any]:
+    """All scores in f32, by products without TF32."""
+    if w.dtype != "f32":
+        raise NotImplementedError("is for f32 alone")
+
+    def compute(q: Any, k: Any, v: Any) -> Any:
+        k, v = (x.repeat_interleave(w.heads // w.kv_heads, 1) for x in (k, v))
+        scores = q @ k.transpose(2, 3) * w.d**-0.5
+        if w.causal:
+            hidden = torch.ones(w.s, w.s, dtype=torch.bool, device=q.device).triu_(1)
+            scores = scores.masked_fill(hidden, float("-inf"))
+        return scores.softmax(3) @ v
+
+    assert not torch.backends.cuda.matmul.allow_tf32
+    return compute
 
 
 def _flex(w: Workload) -> Callable[..., Any]:
@@ -108,6 +127,7 @@ def on_cpu() -> dict[str, Contender]:
     return {
         "ferroflash": Contender(_native.__version__, _ours, deterministic=True),
         "torch": Contender(f"torch {version}", _sdpa(None), heads_first=True),
+        "dense": Contender(f"torch {version}", _dense, heads_first=True, only_by_name=True),
     }
 
 
@@ -119,6 +139,7 @@ def on_cuda() -> dict[str, Contender]:
         "ferroflash": Contender(_native.__version__, _ours, deterministic=True),
         "cudnn": Contender(cudnn, _sdpa(SDPBackend.CUDNN_ATTENTION), heads_first=True),
         "fa2": Contender(version, _sdpa(SDPBackend.FLASH_ATTENTION), heads_first=True),
+        "dense": Contender(version, _dense, heads_first=True, only_by_name=True),
     }
     others = [
         # name, distribution, what makes its function, heads first, whether it has a backward pass

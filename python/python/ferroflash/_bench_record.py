@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 SCHEMA = "ferroflash.bench.v1"
 LEAST_SAMPLES = 20
+LEAST_SEEDS = 3
 
 
 class Workload(NamedTuple):
@@ -50,6 +51,16 @@ class Workload(NamedTuple):
         kind = f"{self.direction}, {'causal' if self.causal else 'full'}"
         kind += ", deterministic" if self.deterministic else ""
         return f"{self.dtype} {kind}, d {self.d}, s {self.s}, b {self.b}, heads {heads}"
+
+
+def chosen(there: dict[str, Any], names: list[str] | None) -> dict[str, Any]:
+    """Those that were named, in that order, or all that need not be."""
+    if names is None:
+        return {name: c for name, c in there.items() if not c.only_by_name}
+    missing = [name for name in names if name not in there]
+    if missing:
+        raise ValueError(f"--contenders: there is no {missing[0]} here, but {', '.join(there)}")
+    return {name: there[name] for name in names}
 
 
 def new_run(backend: Any, version: str, peers: dict[str, str]) -> dict:

@@ -81,13 +81,21 @@ class TorchBackend:
     def sets(self, w: Workload) -> list:
         """Sets of q, k, v and d_o, [batch, row, head, channel], in this order of axes in memory."""
         torch.manual_seed(42)
-        heads, dtype = (w.heads, w.kv_heads, w.kv_heads, w.heads), _DTYPES[w.dtype]
-        width = torch.empty((), dtype=dtype).element_size()
-        size = sum(heads) * w.b * w.s * w.d * width
+        width = torch.empty((), dtype=_DTYPES[w.dtype]).element_size()
+        size = 2 * (w.heads + w.kv_heads) * w.b * w.s * w.d * width
         cache = getattr(self._properties, "L2_cache_size", 0) if self.kind == "cuda" else 0
         count = max(1, min(_MOST_SETS, math.ceil(2 * cache / size)))
-        where = dict(device=self.kind, dtype=dtype)
-        return [[torch.randn(w.b, w.s, n, w.d, **where) for n in heads] for _ in range(count)]
+        return [self._set(w) for _ in range(count)]
+
+    def numbers(self, w: Workload, seed: int) -> list:
+        """The set of a seed: q, k, v and d_o, [batch, row, head, channel]."""
+        torch.manual_seed(seed)
+        return self._set(w)
+
+    def _set(self, w: Workload) -> list:
+        heads = (w.heads, w.kv_heads, w.kv_heads, w.heads)
+        where = dict(device=self.kind, dtype=_DTYPES[w.dtype])
+        return [torch.randn(w.b, w.s, n, w.d, **where) for n in heads]
 
     def prepare(self, contender: Contender, w: Workload, sets: list) -> tuple:
         """A call to time, and what it computes, [batch, row, head, channel]."""

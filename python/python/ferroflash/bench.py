@@ -12,7 +12,7 @@ With torch and a CUDA device, contenders are this package, torch's cuDNN (`cudnn
 FlashAttention-2 (`fa2`) backends, FlexAttention (`flex`), and FlashAttention-3 (`fa3`) and 4
 (`fa4`), xFormers (`xformers`) and flash-attn's Triton kernel (`triton`) where they are installed;
 with torch alone, this package and torch's attention on the CPU; without torch, this package on
-numpy arrays.
+numpy arrays. `dense`, torch's products and softmax over all scores in f32, has to be named.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import _native
-from ._bench_record import LEAST_SAMPLES, Workload, new_run, refuse_existing, write
+from ._bench_record import LEAST_SAMPLES, Workload, chosen, new_run, refuse_existing, write
 from ._report import kernel_name
 
 OURS = "ferroflash"
@@ -46,7 +46,7 @@ DEFAULTS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; returns its exit code: 0, or 2 for bad input."""
+    """Runs the command; returns its exit code: 0, 1 if nothing was measured, 2 for bad input."""
     parser = _parser()
     asked = parser.parse_args(arguments)
     try:
@@ -59,7 +59,14 @@ def main(arguments: list[str] | None = None) -> int:
     except (ValueError, OSError) as why:
         print(f"error: {why}", file=sys.stderr)
         return 2
-    return 0
+    return 0 if run["rows"] or run["roofs"] else left_out(run)
+
+
+def left_out(run: dict) -> int:
+    """Says why a run has no rows; returns the exit code of such a run."""
+    reasons = "; ".join(f"{left['what']}: {left['why']}" for left in run["left_out"][:3])
+    print(f"error: nothing was measured, all was left out: {reasons}", file=sys.stderr)
+    return 1
 
 
 def measure(asked: argparse.Namespace, backend: Any) -> dict:
@@ -68,13 +75,7 @@ def measure(asked: argparse.Namespace, backend: Any) -> dict:
         raise ValueError(f"--rounds: {asked.rounds}, but it must be at least {LEAST_SAMPLES}")
     refuse_existing(asked.json, asked.force)
     workloads = [] if asked.only_roofs else grid(asked, backend.kind)
-    contenders = backend.contenders()
-    if asked.contenders is not None:
-        missing = [name for name in asked.contenders if name not in contenders]
-        if missing:
-            there = ", ".join(contenders)
-            raise ValueError(f"--contenders: there is no {missing[0]} here, but {there}")
-        contenders = {name: contenders[name] for name in asked.contenders}
+    contenders = chosen(backend.contenders(), asked.contenders)
     versions = {name: c.version for name, c in contenders.items() if name != OURS}
     run = new_run(backend, _native.__version__, versions)
     if asked.roofs or asked.only_roofs:
@@ -233,28 +234,37 @@ def _backend(device: str) -> Any:
     return TorchBackend(device)
 
 
+def sizes(text: str) -> list[int]:
+    """Positive whole numbers between commas."""
+    numbers = [int(part) for part in text.split(",")]
+    if min(numbers) < 1:
+        raise ValueError
+    return numbers
+
+
+def size(text: str) -> int:
+    """A positive whole number."""
+    return sizes(text)[0]
+
+
+def among(*there: str) -> Callable[[str], list[str]]:
+    """Parses some of `there`, between commas."""
+
+    def parse(text: str) -> list[str]:
+        for part in text.split(","):
+            if part not in there:
+                raise argparse.ArgumentTypeError(f"{part!r} is none of {', '.join(there)}")
+        return text.split(",")
+
+    return parse
+
+
+def masks(text: str) -> list[bool]:
+    """Masks by name, as whether each is causal."""
+    return [part != "none" for part in among("none", "bottom-right")(text)]
+
+
 def _parser() -> argparse.ArgumentParser:
-    def sizes(text: str) -> list[int]:
-        numbers = [int(part) for part in text.split(",")]
-        if min(numbers) < 1:
-            raise ValueError
-        return numbers
-
-    def size(text: str) -> int:
-        return sizes(text)[0]
-
-    def among(*there: str) -> Callable[[str], list[str]]:
-        def parse(text: str) -> list[str]:
-            for part in text.split(","):
-                if part not in there:
-                    raise argparse.ArgumentTypeError(f"{part!r} is none of {', '.join(there)}")
-            return text.split(",")
-
-        return parse
-
-    def masks(text: str) -> list[bool]:
-        return [part != "none" for part in among("none", "bottom-right")(text)]
-
     parser = argparse.ArgumentParser(
         prog="python -m ferroflash.bench",
         description=__doc__,
@@ -274,7 +284,7 @@ def _parser() -> argparse.ArgumentParser:
         default=["forward", "backward"],
         help="forward, backward, deterministic (default: the first two)",
     )
-    add("--contenders", type=lambda text: text.split(","), help="by name (default: all)")
+    add("--contenders", type=lambda text: text.split(","), help="by name (default: all but dense)")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--rounds", type=int, default=LEAST_SAMPLES, help="samples of each, 20 at least")
     add("--roofs", action="store_true", help="measure copies and products too")
