@@ -10,6 +10,7 @@ mod backward_behaviour;
 mod behaviour;
 mod bench;
 mod bench_options;
+mod heavy_keys;
 mod kernels;
 mod lengths;
 mod options;
@@ -33,6 +34,7 @@ fn main() {
             backward::trials(),
             behaviour::trials(),
             backward_behaviour::trials(),
+            heavy_keys::trials(),
             lengths::trials(),
             random::trials(),
         ];

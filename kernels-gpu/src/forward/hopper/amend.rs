@@ -22,7 +22,7 @@ where
     /// All lanes of a warp call this alike, before the K tile is left and after the output has been
     /// waited for.
     #[inline(always)]
-    pub(super) unsafe fn amend(&self, rows: &mut Rows<T>, sums: [f32; 2]) {
+    pub(super) unsafe fn amend(&self, rows: &mut Rows<T>, tile: u32, sums: [f32; 2]) {
         let scale_log2 = self.block.params.scale_log2;
         let rescale = if rows.state.can_rise(sums) {
             rows.state.rise(&mut rows.scores, sums, scale_log2)
@@ -31,6 +31,7 @@ where
             self.advance(rows)
         };
         self.pack(rows);
+        self.bound_guesses(rows, tile);
         scale_rows(&mut rows.output, rescale);
     }
 

@@ -169,6 +169,7 @@ where
         }
         self.advance(rows);
         self.pack(rows);
+        self.bound_guesses(rows, tile);
 
         if matches!(M::CLASS, MaskClass::Causal) {
             while tile > 0 && tile * keys > full_keys_end {
@@ -213,8 +214,8 @@ where
             let sums = rows.state.guess(&mut rows.scores, self.block.params.scale_log2);
             self.wait_output(rows);
             self.pack(rows);
-            if rows.state.needs_amending::<E, _>(&rows.packed) {
-                self.amend(rows, sums);
+            if rows.state.needs_amending::<E, M, _>(&rows.packed) {
+                self.amend(rows, tile, sums);
             } else {
                 rows.state.take(sums);
             }
@@ -297,6 +298,15 @@ where
     #[inline(always)]
     pub(super) unsafe fn advance(&self, rows: &mut Rows<T>) -> [f32; 2] {
         rows.state.advance(&mut rows.scores, self.block.params.scale_log2)
+    }
+
+    /// Bounds later guesses, where tiles down to `tile` have been seen.
+    #[inline(always)]
+    pub(super) unsafe fn bound_guesses(&self, rows: &mut Rows<T>, tile: u32) {
+        if matches!(M::CLASS, MaskClass::Full) {
+            let keys = self.block.params.visibility.kv_len;
+            rows.state.bound_shares::<E>(keys - tile * T::SHAPE.kv_columns, keys);
+        }
     }
 
     /// Rounds the newest probabilities into the operand of their product.

@@ -38,12 +38,15 @@
 //! of the exponentials are left for after that wait, so that packing fits between them.
 //!
 //! **Guessing.** A softmax may be taken relative to any reference near the row's maximum. Where a
-//! tile needs no mask, a consumer takes the references it has: no maximum, no exchange and no vote
-//! stand before the first exponential, and the output needs no rescaling. Afterwards it looks at
-//! the packed probabilities. If one is above a bound, the warp scales this tile and all before to
-//! the true maxima; if one overflowed, or a reference is missing or so large that rounding would
-//! show, the warp multiplies its scores once more (`mma`, from the tiles in shared memory), and
-//! takes the maximum first. Tiles that need a mask, and the first, always do.
+//! tile needs no mask, a consumer takes the references it has: no maximum, no exchange and no
+//! vote stand before the first exponential, and the output needs no rescaling. Afterwards it
+//! looks at the packed probabilities. If one is above its row's bound, the warp scales this tile
+//! and all before to the true maxima; if one overflowed, or a reference is missing or so large
+//! that rounding would show, the warp multiplies its scores once more (`mma`, from the tiles in
+//! shared memory), and takes the maximum first. Tiles that need a mask, and the first, always do.
+//! Without a mask, bounds are made from what the first tile says of each row's sum, and again
+//! where a tile was amended: so high that few tiles are, so low that no key which carries much of
+//! a row is rounded where true maxima would not round it.
 
 mod amend;
 mod consumer;

@@ -1,5 +1,6 @@
 //! The online softmax of a `wgmma` score accumulator: two rows a thread, parts of each.
 
+use ferroflash_core::axes::{MaskClass, MaskKind};
 use ferroflash_core::fragment::Fragment;
 
 use super::super::softmax::LARGE_OFFSET;
@@ -12,26 +13,37 @@ use crate::ptx::warp::{any, shuffle_xor};
 #[derive(Clone, Copy)]
 pub(super) struct RowPair {
     /// The raw score that each row's exponentials are relative to, its reference: `-∞` before the
-    /// first visible one, later the maximum, or [`RISEN`] below it at most.
+    /// first visible one, later the maximum, or below it by what [`Self::bounds`] allow.
     pub(super) row_max: [f32; 2],
     /// This thread's part of each row's sum of exponentials.
     pub(super) row_sum: [f32; 2],
     /// Whether all rows of the warp have references, and [`RowPair::guess`] may use them: none
     /// makes an offset that rounding shows in.
     pub(super) steady: bool,
+    /// The largest probability that a guess may have in each row, packed twice; of no use under a
+    /// causal mask.
+    bounds: [u32; 2],
 }
 
 /// A probability above this, relative to a reference that was guessed, makes the true maximum the
-/// reference. Keys that carry most of a row's weight then round as if they were relative to the
-/// maximum; a larger bound shows in the output's error where one key does.
+/// reference, whatever the row.
 const RISEN: f32 = 8.0;
+/// Without a mask, so does one above this share of what the row's other keys should sum to, times
+/// the number of keys to the power of [`SHARE_POWER`]: a tenth of 512. The maximum's own
+/// probability is 1 and rounds to nothing; relative to anything below, it has a rounding error
+/// like every other, which shows where it carries much of the row. The longer the rows, the less
+/// the heaviest carries. Under a causal mask the largest errors are of rows with few keys, whose
+/// maxima are true.
+const SHARE: f32 = 10.76;
+/// See [`SHARE`].
+const SHARE_POWER: f32 = -0.75;
 /// Up to this sum, exponentials have not overflowed and can be scaled.
 const SCALABLE: f32 = 1e30;
 
 impl RowPair {
     /// The state of no keys.
     pub(super) const EMPTY: Self =
-        Self { row_max: [f32::NEG_INFINITY; 2], row_sum: [0.0; 2], steady: false };
+        Self { row_max: [f32::NEG_INFINITY; 2], row_sum: [0.0; 2], steady: false, bounds: [0; 2] };
 
     /// Turns raw scores into unnormalised probabilities and advances the state. Returns the factors
     /// of what the rows have accumulated so far.
@@ -106,23 +118,52 @@ impl RowPair {
         sums
     }
 
-    /// Whether a guess, packed, must be amended in this warp: a probability is above [`RISEN`], or
-    /// there should have been no guess. One vote, so that the packing before it mingles with the
-    /// exponentials; positive floats compare as integers.
+    /// Bounds later guesses by [`RISEN`] and [`SHARE`], in rows of `keys` keys of which `seen` have
+    /// been seen; the others are taken to be like those, but for the one at the reference.
     ///
     /// # Safety
     /// All lanes of the warp call this alike.
     #[inline(always)]
-    pub(super) unsafe fn needs_amending<E: MatrixElement, P: Fragment<u32>>(
+    pub(super) unsafe fn bound_shares<E: MatrixElement>(&mut self, seen: u32, keys: u32) {
+        let keys = keys as f32;
+        let share = SHARE * exp2(log2(keys) * SHARE_POWER);
+        let unseen = keys * reciprocal(seen as f32);
+        let mut row = 0;
+        while row < 2 {
+            let mut sum = self.row_sum[row];
+            sum += shuffle_xor(sum, 1);
+            sum += shuffle_xor(sum, 2);
+            let bound = share * fma(sum - 1.0, unseen, 1.0);
+            let bound = max(bound.min(RISEN), 1.0);
+            self.bounds[row] = E::pack(bound, bound);
+            row += 1;
+        }
+    }
+
+    /// Whether a guess, packed, must be amended in this warp: a probability is above its row's
+    /// bound, or there should have been no guess. One vote, so that the packing before it mingles
+    /// with the exponentials; positive floats compare as integers.
+    ///
+    /// # Safety
+    /// All lanes of the warp call this alike.
+    #[inline(always)]
+    pub(super) unsafe fn needs_amending<E: MatrixElement, M: MaskKind, P: Fragment<u32>>(
         &self,
         packed: &P,
     ) -> bool {
-        // Four chains, since each maximum waits for the one before.
+        // Four chains, since each maximum waits for the one before. Pairs alternate between rows.
         let mut chains = [packed.at(0), packed.at(1), packed.at(2), packed.at(3)];
         let mut index = 4;
         while index < P::LEN {
             chains[index % 4] = E::max_pair(chains[index % 4], packed.at(index));
             index += 1;
+        }
+        if matches!(M::CLASS, MaskClass::Full) {
+            let rows = [E::max_pair(chains[0], chains[2]), E::max_pair(chains[1], chains[3])];
+            let [first, second] = self.bounds;
+            let is_first_above = E::max_pair(rows[0], first) != first;
+            let is_second_above = E::max_pair(rows[1], second) != second;
+            return any(!self.steady | is_first_above | is_second_above);
         }
         let halves = [E::max_pair(chains[0], chains[1]), E::max_pair(chains[2], chains[3])];
         let largest = E::max_pair(halves[0], halves[1]);
