@@ -30,7 +30,7 @@ struct Corner {
 impl Corner {
     /// `tile_key` is the tile's first key, counted from the block's first.
     #[inline(always)]
-    fn of<T: ForwardTiling>(place: &Place, tile_key: u32, warp: &Warp) -> Self {
+    fn of(place: &Place, tile_key: u32, warp: &Warp) -> Self {
         Self {
             row: place.first_row + warp.first_row + warp.lane / 4,
             key: place.first_key + tile_key + warp.lane % 4 * 2,
@@ -60,7 +60,7 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
         let options = &params.options;
         let first_key = place.first_key + tile_key;
         let warp_row = place.first_row + warp.first_row;
-        let corner = Corner::of::<T>(place, tile_key, warp);
+        let corner = Corner::of(place, tile_key, warp);
         if options.product_scale != 0.0 {
             if options.softcap == 0.0 {
                 Self::for_each(scores, |score| score * options.product_scale);
@@ -157,7 +157,7 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
         warp: &Warp,
     ) -> [u32; 2] {
         let mask = &options.boolean_mask;
-        let corner = Corner::of::<T>(place, tile_key, warp);
+        let corner = Corner::of(place, tile_key, warp);
         let mut shown = [0; 2];
         let mut row = 0;
         while row < Self::ROWS {

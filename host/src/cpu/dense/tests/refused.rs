@@ -1,7 +1,7 @@
 //! Calls that are refused, by the name of the argument, and views that are not.
 
 use super::case::{Case, shape};
-use crate::attention::{Align, Attention, Broadcast, Inputs, Lengths, Mask};
+use crate::attention::{Align, Attention, Broadcast, Dropout, DropoutState, Inputs, Lengths, Mask};
 use crate::cpu::dense::{Precision, backward, forward};
 use crate::error::Error;
 use crate::tensor::{Place, TensorRef};
@@ -47,6 +47,51 @@ fn options_and_tensors_go_together() {
     let mut packed = Case::packed((2, 1), (2, 2), &[0, 3], &[0, 4], Mask::full());
     packed.packed = None;
     assert_eq!(named(packed.try_forward()), "packed");
+}
+
+#[test]
+fn a_dropout_state_comes_from_one_place() {
+    let words = [1_u64, 2, 3];
+    let view = |dims: &[usize]| TensorRef::host(&words, dims).expect("inside");
+    let answer = |attention: Attention, state: Option<TensorRef<'_, u64>>| {
+        let case = Case::new(attention);
+        let mut inputs = case.inputs().expect("valid");
+        inputs.dropout_state = state;
+        forward(&attention, &inputs, Precision::F64)
+    };
+    let given = small().dropout(Dropout::new(0.5, DropoutState::Given));
+    let by_value = small().dropout(Dropout::new(0.5, (1, 2)));
+    for (attention, state) in [
+        (given, None),
+        (by_value, Some(view(&[2]))),
+        (small(), Some(view(&[2]))),
+        (given, Some(view(&[3]))),
+        (given, Some(view(&[1, 2]))),
+    ] {
+        assert_eq!(named(answer(attention, state)), "dropout_state");
+    }
+    // SAFETY: the view is refused before anything is read through it.
+    let elsewhere = unsafe {
+        TensorRef::from_raw(std::ptr::without_provenance(256), &[2], &[1], Place::Cuda(0))
+    };
+    assert_eq!(named(answer(given, Some(elsewhere.expect("a view")))), "dropout_state");
+    let had = answer(given, Some(view(&[2]))).expect("a valid call");
+    assert_eq!(had, answer(by_value, None).expect("a valid call"));
+}
+
+#[test]
+fn bits_have_dimensions_of_their_own() {
+    let bytes = [0xff_u8; 2 * 2 * 3 * 4];
+    let answer = |attention: Attention, keys: usize| {
+        let case = Case::new(attention);
+        let mut inputs = case.inputs().expect("valid");
+        inputs.boolean_mask = Some(TensorRef::host(&bytes, &[2, 2, 3, keys]).expect("inside"));
+        forward(&attention, &inputs, Precision::F64)
+    };
+    let (bits, mask) = (small().bit_mask(Broadcast::NONE), small().boolean_mask(Broadcast::NONE));
+    assert_eq!(answer(bits, 1), answer(mask, 4), "4 keys are in a byte");
+    assert_eq!(named(answer(bits, 4)), "boolean_mask");
+    assert_eq!(named(answer(mask, 1)), "boolean_mask");
 }
 
 #[test]
