@@ -57,7 +57,7 @@ fn contenders(calls: &[Call]) -> Vec<(&'static str, &'static str)> {
 fn point(call: &Call, contender: &str, tensor: &str) -> Option<(f64, String)> {
     let size = call.reference.get(tensor)?.rms();
     let part = call.errors.get(contender)?.get(tensor)?.rms() / size;
-    let said = format!("{}, {}: {part:.2e}", call.place(), length(call.s));
+    let said = format!("{}, {}: {}", call.place(), length(call.s), thousandths(part));
     (part.is_finite() && part > 0.0).then_some((part, said))
 }
 
@@ -70,13 +70,13 @@ fn scale(calls: &[Call]) -> Axis {
     let most = parts.iter().copied().fold(0.0, f64::max);
     let [least, most] = if parts.is_empty() { [1e-3, 1e-2] } else { [least * 0.9, most * 1.1] };
     let steps = (-40..40).map(|power: i32| 10_f64.powi(power));
-    let ticks = steps.flat_map(|step| [1.0, 2.0, 3.0, 5.0].map(|factor| factor * step));
+    let ticks = steps.flat_map(|step| [1.0, 1.5, 2.0, 2.5, 3.0, 5.0].map(|factor| factor * step));
     let inside = ticks.filter(|tick| (least..=most).contains(tick));
     Axis {
         name: String::new(),
         range: [least, most],
         is_logarithmic: true,
-        ticks: inside.map(|tick| (tick, format!("{tick:.0e}"))).collect(),
+        ticks: inside.map(|tick| (tick, thousandths(tick))).collect(),
     }
 }
 
@@ -104,10 +104,22 @@ fn line(name: &str, id: &str, points: &[(f64, String)], scale: &Axis) -> String 
     );
     format!(
         "<div class=\"bar open\"><p class=\"what\">{}</p><p class=\"asks\">{} calls</p>{svg}\
-         <p class=\"got\"><b>{mean:.2e}</b> mean, most {most:.2e}</p></div>",
+         <p class=\"got\"><b>{}</b> mean, most {}</p></div>",
         escaped(name),
-        points.len()
+        points.len(),
+        thousandths(mean),
+        thousandths(most)
     )
+}
+
+/// A part as it is written: three digits, in thousandths.
+fn thousandths(part: f64) -> String {
+    let value = part * 1e3;
+    let digits = (2 - value.log10().floor() as i32).clamp(0, 9) as usize;
+    let text = format!("{value:.digits$}");
+    let text =
+        if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text} ‰")
 }
 
 /// Every figure, behind a line that opens.
@@ -148,6 +160,12 @@ fn figures(calls: &[Call], contenders: &[(&str, &str)]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_have_three_digits() {
+        let texts = [2e-3, 2.3456e-3, 1.2e-6, 0.5].map(thousandths);
+        assert_eq!(texts, ["2 ‰", "2.35 ‰", "0.0012 ‰", "500 ‰"]);
+    }
 
     #[test]
     fn errors_are_parts_of_the_values() {
