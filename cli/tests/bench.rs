@@ -201,6 +201,12 @@ fn runs_that_do_not_fit_are_refused() {
         folder.run_on_one_thread(&compare).refused(&["--against", words]);
     }
     folder.run_on_one_thread(&["bench", "--from", "half.json"]).refused(&["--from", "cut short"]);
+    // Before anything is measured: this grid has nothing that a kernel runs, and would say so.
+    altered(&folder, "run.json", "otherwise.json", "\"method\":\"", "\"method\":\"alternating ");
+    let nothing = ["bench", "--device", "cpu", "--seqs", "8", "--dims", "600"];
+    folder.run_on_one_thread(&nothing).refused(&["nothing was measured"]);
+    let compare = [&nothing[..], &["--against", "otherwise.json"]].concat();
+    folder.run_on_one_thread(&compare).refused(&["--against", "sampled in another way"]);
 }
 
 #[test]

@@ -14,7 +14,17 @@ def attention(q, k, v, factor=1.0, **options):
 
 
 def gradients(
-    d_o, q, k, v, d_lse, bias=None, sink=None, softcap=0.0, softmax_scale=None, factor=1.0, **options
+    d_o,
+    q,
+    k,
+    v,
+    d_lse,
+    bias=None,
+    sink=None,
+    softcap=0.0,
+    softmax_scale=None,
+    factor=1.0,
+    **options,
 ):
     """dq, dk, dv, dbias and dsink, the last two None without bias and sink."""
     heads, kv_heads = q.shape[2], k.shape[2]

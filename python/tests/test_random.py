@@ -91,7 +91,11 @@ def close(had, want, tolerance, name):
 @pytest.mark.parametrize("seed", range(DRAWS))
 def test_dense(seed):
     draw = Draw(seed)
-    batch, kv_heads, group = draw.one_of([0, 1, 1, 2, 3]), draw.one_of([1, 2, 3]), draw.one_of([1, 2])
+    batch, kv_heads, group = (
+        draw.one_of([0, 1, 1, 2, 3]),
+        draw.one_of([1, 2, 3]),
+        draw.one_of([1, 2]),
+    )
     rows, keys = draw.one_of(LENGTHS), draw.one_of(LENGTHS)
     dim, value_dim, dtype = draw.one_of(CHANNELS), draw.one_of(CHANNELS), draw.dtype()
     heads = kv_heads * group

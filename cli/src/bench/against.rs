@@ -27,11 +27,7 @@ pub(super) struct Against {
 impl Against {
     /// Compares `new` with `old`, which is in `file`.
     pub(super) fn new(old: &Run, new: &Run, file: &Path) -> Result<Self> {
-        check_device(&old.device, &new.device, file)?;
-        if old.method != new.method {
-            let had = format!("{} was sampled in another way: {}", file.display(), old.method);
-            return Err(Failure::needs("--against", had, format!("as this run: {}", new.method)));
-        }
+        check_comparable(old, new, file)?;
         let mut pairs = Vec::new();
         let mut shared = 0;
         for row in &new.rows {
@@ -114,8 +110,17 @@ impl Against {
     }
 }
 
-/// Refuses a run of another device.
-pub(super) fn check_device(old: &MeasuredOn, new: &MeasuredOn, file: &Path) -> Result<()> {
+/// Refuses a run of another device or sampled in another way; `new` needs no rows yet.
+pub(super) fn check_comparable(old: &Run, new: &Run, file: &Path) -> Result<()> {
+    check_device(&old.device, &new.device, file)?;
+    if old.method != new.method {
+        let had = format!("{} was sampled in another way: {}", file.display(), old.method);
+        return Err(Failure::needs("--against", had, format!("as this run: {}", new.method)));
+    }
+    Ok(())
+}
+
+fn check_device(old: &MeasuredOn, new: &MeasuredOn, file: &Path) -> Result<()> {
     let of = |on: &MeasuredOn| match on.backend.as_str() {
         "cpu" => format!("{}, {} threads", on.name, on.units),
         _ => on.name.clone(),

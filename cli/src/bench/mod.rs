@@ -135,7 +135,7 @@ fn measure(arguments: &Arguments, old: Option<&Run>) -> Result<Run> {
         roofs: Vec::new(),
     };
     if let (Some(old), Some(file)) = (old, &arguments.against) {
-        against::check_device(&old.device, &run.device, file)?;
+        against::check_comparable(old, &run, file)?;
     }
     if arguments.roofs || arguments.only_roofs {
         run.roofs = bench.roofs()?;

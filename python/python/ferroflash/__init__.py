@@ -3,7 +3,8 @@
 `flash_attn_func` and its packed and variable-length forms have flash-attn 2.8's arguments;
 `attention` has every option, `scaled_dot_product_attention` torch's contract. PyTorch tensors,
 numpy arrays and arrays that have `__dlpack__` go in and the same kind comes out, without copies:
-CUDA tensors run on their device and its current stream, all others on the CPU. Neither numpy nor torch is needed to import this package.
+CUDA tensors run on their device and its current stream, all others on the CPU. Neither numpy nor
+torch is needed to import this package.
 
     >>> import ferroflash
     >>> o = ferroflash.flash_attn_func(q, k, v, causal=True)

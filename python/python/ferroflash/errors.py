@@ -20,7 +20,7 @@ from typing import Any
 from . import _native
 from ._bench_record import LEAST_SEEDS, Workload, chosen, refuse_existing, write
 from ._report import kernel_name
-from .bench import DTYPES, OURS, among, left_out, masks, size, sizes
+from .bench import DTYPES, OURS, left_out, masks, size, sizes
 
 SCHEMA = "ferroflash.errors.v1"
 METHOD = (
@@ -85,26 +85,26 @@ def measure(asked: argparse.Namespace) -> dict:
     for d in asked.dims or dims:
         for s in asked.seqs or seqs:
             for causal in asked.causal:
-                sizes = (d, s, asked.batch or batch, heads, kv_heads, dtype, causal)
+                call = (d, s, asked.batch or batch, heads, kv_heads, dtype, causal)
                 if sys.stderr.isatty():
-                    print(f"\r{Workload('both', False, *sizes)}\x1b[K", end="", file=sys.stderr)
-                run["rows"] += _rows(sizes, contenders, backend, asked.seeds, run["left_out"])
+                    print(f"\r{Workload('both', False, *call)}\x1b[K", end="", file=sys.stderr)
+                run["rows"] += _rows(call, contenders, backend, asked.seeds, run["left_out"])
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr)
     return run
 
 
-def _rows(sizes: tuple, contenders: dict, backend: Any, seeds: list, left_out: list) -> list:
+def _rows(call: tuple, contenders: dict, backend: Any, seeds: list, without: list) -> list:
     """A forward and a backward row of a call, of the contenders that do it with every seed."""
-    calls = {name: Workload(name, False, *sizes) for name in TENSORS}
+    calls = {name: Workload(name, False, *call) for name in TENSORS}
     figures: dict = {}  # (contender, tensor) to a pair of figures for each seed
     failed: dict = {}
     for seed in seeds:
         try:
             inputs = backend.numbers(calls["forward"], seed)
-            exact = reference(*inputs, causal=calls["forward"].causal)
+            exact = reference(*inputs, calls["forward"].causal)
         except Exception as why:  # no memory for it, or no such type here
-            left_out.append({"what": str(calls["forward"]), "why": _why(why)})
+            without.append({"what": str(calls["forward"]), "why": _why(why)})
             return []
         for tensor, values in exact.items():
             figures.setdefault((None, tensor), []).append(_figures(values))
@@ -118,7 +118,7 @@ def _rows(sizes: tuple, contenders: dict, backend: Any, seeds: list, left_out: l
                     figures.setdefault((name, tensor), []).append(_figures(difference))
             except Exception as why:  # whatever a library raises for what it cannot do
                 failed[name] = _why(why)
-    left_out += [{"what": f"{name}: {calls['forward']}", "why": failed[name]} for name in failed]
+    without += [{"what": f"{name}: {calls['forward']}", "why": failed[name]} for name in failed]
     rows = []
     for direction, tensors in TENSORS.items():
         row = {key: value for key, value in calls[direction].fields().items() if key != "options"}
@@ -228,7 +228,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--dtype", choices=DTYPES, help="(default: bf16, on a CPU f32)")
     add("--causal", type=masks, default=[False, True], help="none, bottom-right (default: both)")
     add("--seeds", type=sizes, default=[1, 2, 3], help="three at least (default: 1,2,3)")
-    add("--contenders", type=lambda text: text.split(","), help="by name (default: all but dense, flex)")
+    add(
+        "--contenders",
+        type=lambda text: text.split(","),
+        help="by name (default: all but dense, flex)",
+    )
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--json", metavar="FILE", help="write the record; - is stdout")
     add("--force", action="store_true", help="replace FILE")

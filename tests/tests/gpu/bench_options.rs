@@ -7,17 +7,18 @@
 //! are read from memory full of ones: as f32 next to nothing, as bytes true, as lengths past every
 //! key and so clamped.
 
+use std::cell::RefCell;
 use std::io::Write;
 use std::sync::OnceLock;
 
 use cudarc::driver::{CudaSlice, DevicePtr};
 use ferroflash::{
-    Align, Attention, Broadcast, Direction, Dropout, Dtype, Form, Inputs, KernelSpec, Layout,
-    Lengths, Mask, MaskClass, Output, Packed, Place, Plan, Shape, Stream, TensorMut, TensorRef,
-    contiguous_strides,
+    Align, Attention, Broadcast, Buffer, Direction, Dropout, Dtype, Form, Gradients, Inputs,
+    KERNELS, KernelSpec, Layout, Lengths, Mask, MaskClass, Output, Packed, Place, Plan, Saved,
+    Shape, Stream, TensorRef, contiguous_strides,
 };
 use ferroflash_tests::case::shape;
-use ferroflash_tests::gpu::{copy_stream, plan};
+use ferroflash_tests::gpu::{copy_stream, device, plan};
 use half::{bf16, f16};
 use libtest_mimic::Trial;
 use serde_json::json;
@@ -126,26 +127,50 @@ const MASKED: &[Point] = &[
 const GENERAL: &[Point] =
     &[Point::new("mask", false), Point::new("bias", false), Point::new("dropout", false)];
 
-/// `bench/KERNEL/FORM/OPTION/MASK/sLENGTH`.
+/// `bench/KERNEL/FORM/OPTION/MASK/sLENGTH`, and `/dCHANNELS` where they are not the kernel's own.
 pub(crate) fn trials() -> Vec<Trial> {
+    let directions = [Direction::Forward, Direction::Backward];
     let mut trials = Vec::new();
-    for (spec, form, is_possible) in kernels_and_forms(Direction::Forward) {
+    for (spec, form, is_possible) in directions.into_iter().flat_map(kernels_and_forms) {
         let points = match spec.mask {
             MaskClass::Full | MaskClass::Causal => continue,
             MaskClass::Masked => MASKED,
             MaskClass::General => GENERAL,
         };
-        for point in points {
+        let own = own_dims(spec);
+        for (dims, point) in
+            points.iter().flat_map(|point| dims(spec).map(move |dims| (dims, point)))
+        {
             let (option, len) = (point.name.replace(' ', "_"), point.len);
             let mask = if point.is_causal { "causal" } else { "full" };
-            let name = format!("bench/{}/{form}/{option}/{mask}/s{len}", spec.name);
+            let mut name = format!("bench/{}/{form}/{option}/{mask}/s{len}", spec.name);
+            if dims != own {
+                name += &format!("/d{}", dims.0);
+            }
             trials.push(trial(name, is_possible, move || match spec.dtype {
-                Dtype::F16 => time::<f16>(spec, form, point),
-                _ => time::<bf16>(spec, form, point),
+                Dtype::F16 => time::<f16>(spec, form, point, dims),
+                _ => time::<bf16>(spec, form, point, dims),
             }));
         }
     }
     trials
+}
+
+/// Channels of a query and of a value that a kernel is compiled for.
+const fn own_dims(spec: &KernelSpec) -> (usize, usize) {
+    (spec.tile.head_dim as usize, spec.tile.value_dim as usize)
+}
+
+/// What a kernel is timed at: its own dimensions, and the most used ones where it is the narrowest
+/// that takes them.
+fn dims(spec: &'static KernelSpec) -> impl Iterator<Item = (usize, usize)> {
+    let has_narrower = KERNELS.iter().any(|other| {
+        (other.family, other.direction, other.dtype, other.mask)
+            == (spec.family, spec.direction, spec.dtype, spec.mask)
+            && own_dims(other) == (128, 128)
+    });
+    let also = (own_dims(spec) == (192, 192) && !has_narrower).then_some((128, 128));
+    std::iter::once(own_dims(spec)).chain(also)
 }
 
 /// Memory that every option but slopes reads.
@@ -172,16 +197,29 @@ fn view<S, V>(memory: &CudaSlice<S>, dims: &[usize]) -> TensorRef<'static, V> {
 /// A call, ready to be launched.
 struct Call<T> {
     point: Point,
+    direction: Direction,
     sizes: Shape,
     plan: Plan<T>,
-    o: CudaSlice<T>,
     offsets: CudaSlice<i32>,
     slopes: CudaSlice<f32>,
+    results: RefCell<Results<T>>,
+}
+
+/// What a call writes: o and lse, and if it is a backward one, the gradients and its workspace.
+struct Results<T> {
+    o: Buffer<T>,
+    lse: Buffer<f32>,
+    gradients: Option<([Buffer<T>; 3], Buffer<u8>)>,
 }
 
 impl<T: Pooled> Call<T> {
-    fn new(point: Point, spec: &KernelSpec, kernel: &str, form: Form) -> Self {
-        let dims = (spec.tile.head_dim as usize, spec.tile.value_dim as usize);
+    fn new(
+        point: Point,
+        spec: &KernelSpec,
+        kernel: &str,
+        form: Form,
+        dims: (usize, usize),
+    ) -> Self {
         let heads = CHANNELS / dims.0;
         let (batch, len) = match point.packed {
             Some(lengths) => (lengths.len(), lengths.iter().copied().max().unwrap_or(0)),
@@ -189,32 +227,57 @@ impl<T: Pooled> Call<T> {
         };
         let sizes = shape(batch, (heads, heads), (len, len), dims);
         let plan = plan::<T>(&point.attention(sizes), Some(kernel), Some(form));
+        let plan = plan.expect("it is eligible");
         let mut offsets = vec![0_i32];
         for length in point.packed.unwrap_or_default() {
             offsets.push(offsets[offsets.len() - 1] + *length as i32);
         }
         // The usual ones: a geometric series that ends at 1/256.
         let slope = |head: usize| (-8.0 * (head + 1) as f32 / heads as f32).exp2();
-        Self {
+        let tensor = |channels: usize| buffer::<T>(TOKENS * heads * channels);
+        let gradients = || {
+            let gradients = [tensor(dims.0), tensor(dims.0), tensor(dims.1)];
+            (gradients, buffer(plan.workspace().backward))
+        };
+        let results = Results {
+            o: tensor(dims.1),
+            lse: buffer(TOKENS * heads),
+            gradients: (spec.direction == Direction::Backward).then(gradients),
+        };
+        let call = Self {
             point,
+            direction: spec.direction,
             sizes,
-            plan: plan.expect("it is eligible"),
-            o: on_device(&vec![T::POISON; TOKENS * heads * dims.1]),
+            plan,
             offsets: on_device(&offsets),
             slopes: on_device(&(0..heads).map(slope).collect::<Vec<_>>()),
+            results: RefCell::new(results),
+        };
+        call.forward(&Stream::from(copy_stream()));
+        call
+    }
+
+    /// Dimensions of a tensor of the call, which has one axis less where items are packed.
+    fn dims(&self, dims: [usize; 4]) -> Vec<usize> {
+        match self.point.packed {
+            Some(_) => vec![TOKENS, dims[2], dims[3]],
+            None => dims.to_vec(),
         }
     }
 
-    fn launch(&self, stream: &Stream) {
+    fn lse_dims(&self) -> Vec<usize> {
+        match self.point.packed {
+            Some(_) => vec![self.sizes.q_heads, TOKENS],
+            None => self.sizes.lse_dims().to_vec(),
+        }
+    }
+
+    fn inputs(&self) -> Inputs<'static, T> {
         let (sizes, name) = (&self.sizes, self.point.name);
-        let of_batch = |dims: [usize; 4]| match self.point.packed {
-            Some(_) => vec![TOKENS, dims[2], dims[3]],
-            None => dims.to_vec(),
-        };
         let mut inputs = Inputs::new(
-            read(0, &of_batch(sizes.q_dims())),
-            read(1, &of_batch(sizes.k_dims())),
-            read(2, &of_batch(sizes.v_dims())),
+            read(0, &self.dims(sizes.q_dims())),
+            read(1, &self.dims(sizes.k_dims())),
+            read(2, &self.dims(sizes.v_dims())),
         );
         inputs.alibi_slopes = (name == "alibi").then(|| view(&self.slopes, &[sizes.q_heads]));
         inputs.sink = (name == "sink").then(|| view(ones(), &[sizes.q_heads]));
@@ -229,47 +292,94 @@ impl<T: Pooled> Call<T> {
             used_q: None,
             used_k: None,
         });
-        let dims = of_batch(sizes.o_dims());
-        let address = self.o.device_ptr(&copy_stream()).0 as *mut T;
-        let strides = contiguous_strides(&dims);
-        // SAFETY: `o` has this many elements and outlives every launch.
-        let o = unsafe { TensorMut::from_raw(address, &dims, &strides, Place::Cuda(0)) };
-        let mut output = Output { o: o.expect("at most four axes"), lse: None };
-        self.plan.run(stream, inputs, &mut output).expect("a launch");
+        inputs
+    }
+
+    fn launch(&self, stream: &Stream) {
+        match self.direction {
+            Direction::Forward => self.forward(stream),
+            _ => self.backward(stream),
+        }
+    }
+
+    /// What is timed is without lse; a backward pass needs it.
+    fn forward(&self, stream: &Stream) {
+        let (o_dims, lse_dims) = (self.dims(self.sizes.o_dims()), self.lse_dims());
+        let Results { o, lse, gradients } = &mut *self.results.borrow_mut();
+        let lse = gradients.as_ref().map(|_| lse.tensor_mut(stream, &lse_dims).expect("lse"));
+        let mut output = Output { o: o.tensor_mut(stream, &o_dims).expect("o"), lse };
+        self.plan.run(stream, self.inputs(), &mut output).expect("a launch");
+    }
+
+    fn backward(&self, stream: &Stream) {
+        let sizes = &self.sizes;
+        let (o_dims, lse_dims) = (self.dims(sizes.o_dims()), self.lse_dims());
+        let Results { o, lse, gradients } = &mut *self.results.borrow_mut();
+        let ([dq, dk, dv], workspace) = gradients.as_mut().expect("it is a backward call");
+        let saved = Saved {
+            inputs: self.inputs(),
+            o: o.tensor(stream, &o_dims).expect("o"),
+            lse: lse.tensor(stream, &lse_dims).expect("lse"),
+        };
+        let mut gradients = Gradients {
+            dq: Some(dq.tensor_mut(stream, &self.dims(sizes.q_dims())).expect("dq")),
+            dk: Some(dk.tensor_mut(stream, &self.dims(sizes.k_dims())).expect("dk")),
+            dv: Some(dv.tensor_mut(stream, &self.dims(sizes.v_dims())).expect("dv")),
+            ..Gradients::default()
+        };
+        let bytes = self.plan.workspace().backward;
+        let workspace = workspace.tensor_mut(stream, &[bytes]).expect("bytes");
+        let d_o = read(1, &o_dims);
+        self.plan
+            .backward_into(stream, &saved, &d_o, None, &mut gradients, workspace.into())
+            .expect("a launch");
     }
 
     /// TFLOP/s of the visible cells.
     fn rate(&self, milliseconds: &[f32]) -> f64 {
         let sizes = &self.sizes;
-        let products = sizes.q_heads * (sizes.head_dim + sizes.value_dim);
-        2.0 * self.point.cells() * products as f64 / (f64::from(median(milliseconds)) * 1e9)
+        let products = match self.direction {
+            Direction::Forward => sizes.head_dim + sizes.value_dim,
+            _ => 3 * sizes.head_dim + 2 * sizes.value_dim,
+        };
+        let operations = 2.0 * self.point.cells() * (sizes.q_heads * products) as f64;
+        operations / (f64::from(median(milliseconds)) * 1e9)
     }
 }
 
-fn time<T: Pooled>(spec: &'static KernelSpec, form: Form, point: &Point) {
+fn buffer<V: cudarc::driver::DeviceRepr + Copy + Default>(elements: usize) -> Buffer<V> {
+    Buffer::new(&device().expect("a device"), elements).expect("memory")
+}
+
+fn time<T: Pooled>(spec: &'static KernelSpec, form: Form, point: &Point, dims: (usize, usize)) {
     let stream = Stream::from(copy_stream());
-    let own = Call::<T>::new(*point, spec, spec.name, form);
-    let plain = Call::<T>::new(point.plain(), spec, spec.family.name(), form);
+    let own = Call::<T>::new(*point, spec, spec.name, form, dims);
+    let plain = Call::<T>::new(point.plain(), spec, spec.family.name(), form, dims);
     let [own_ms, plain_ms] =
         alternating([&mut || own.launch(&stream), &mut || plain.launch(&stream)]);
     let (rate, plain_rate) = (own.rate(&own_ms), plain.rate(&plain_ms));
     let mask = if point.is_causal { "causal" } else { "full" };
     println!(
-        "{:<36} {form:<5} {:>19} {mask:>6} S {:>5}: {rate:>6.1} of {plain_rate:>6.1} TFLOP/s: {:.3}",
+        "{:<36} {form:<5} {:>19} {mask:>6} D {:>3} S {:>5}: {rate:>6.1} of {plain_rate:>6.1} \
+         TFLOP/s: {:.3}",
         spec.name,
         point.name,
+        dims.0,
         point.len,
         rate / plain_rate
     );
     let Some(file) = std::env::var_os("FERROFLASH_ROWS") else { return };
-    let row = json!({
-        "direction": "forward", "d": own.sizes.head_dim, "s": point.len,
-        "b": own.sizes.batch, "heads": own.sizes.q_heads, "kv_heads": own.sizes.kv_heads,
+    let mut row = json!({
+        "direction": spec.direction.name(), "d": own.sizes.head_dim, "s": point.len,
+        "b": TOKENS / point.len, "heads": own.sizes.q_heads, "kv_heads": own.sizes.kv_heads,
         "dtype": spec.dtype.to_string(), "causal": point.is_causal, "deterministic": false,
         "kernel": spec.name, "options": point.name,
         "tflops": { "ferroflash": rate, "plain": plain_rate },
         "ms": { "ferroflash": own_ms, "plain": plain_ms },
     });
+    if let Some(lengths) = point.packed {
+        row["lengths"] = json!(lengths);
+    }
     let file = std::fs::OpenOptions::new().create(true).append(true).open(file);
     writeln!(file.expect("FERROFLASH_ROWS is writable"), "{row}").expect("a row is written");
 }

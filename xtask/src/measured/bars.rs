@@ -1,10 +1,14 @@
 //! The bars: what is to be reached, and what the raw rounds say was.
 
+use super::errors::{Call, Figures, over_peer};
 use super::ratios::{
     DIMENSIONS, LENGTHS, Point, between, deterministic, half, is_conventional, is_grouped, points,
     window, with_option,
 };
 use super::{Row, geometric_mean};
+
+/// Families of kernels, the planner's first choice first.
+const FAMILIES: [&str; 2] = ["hopper", "portable"];
 
 /// What a bar asks of its points.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,7 +28,7 @@ pub(crate) enum Needs {
 #[derive(Clone, Debug)]
 pub(crate) struct Bar {
     /// What is compared with what.
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     /// What is asked.
     pub(crate) needs: Needs,
     /// How many points it is over, where that is laid down.
@@ -59,8 +63,8 @@ impl Verdict {
 }
 
 impl Bar {
-    fn new(name: &'static str, needs: Needs, points: Vec<Point>) -> Self {
-        Self { name, needs, expected: None, points }
+    fn new(name: impl Into<String>, needs: Needs, points: Vec<Point>) -> Self {
+        Self { name: name.into(), needs, expected: None, points }
     }
 
     fn of(self, expected: usize) -> Self {
@@ -126,7 +130,7 @@ const fn mean_and_each(mean: f64, each: f64) -> Needs {
 }
 
 /// Every bar of the project.
-pub(crate) fn bars(rows: &[Row]) -> Vec<Bar> {
+pub(crate) fn bars(rows: &[Row], errors: &[Call]) -> Vec<Bar> {
     let of = |direction: &'static str, family: &'static str, wanted: fn(&Row) -> bool| {
         move |row: &Row| row.direction == direction && row.is_of(family) && wanted(row)
     };
@@ -141,15 +145,11 @@ pub(crate) fn bars(rows: &[Row]) -> Vec<Bar> {
             (row.is_of_cpu() && row.direction == direction).then(|| row.ratio_to(&["torch"]))?
         })
     };
-    let option = |name: &str, wanted: &dyn Fn(&Row) -> bool| with_option(rows, name, wanted);
-    let forward_from = |d: u64| move |row: &Row| row.direction == "forward" && row.d >= d;
-    let forward_of = |d: u64| move |row: &Row| row.direction == "forward" && row.d == d;
-    let is_backward = |row: &Row| row.direction == "backward";
     let grouped_forward = of("forward", "hopper", is_grouped);
     let grouped_backward = of("backward", "hopper", is_grouped);
     let portable_forward = of("forward", "portable", is_conventional);
     let portable_backward = of("backward", "portable", is_conventional);
-    vec![
+    let mut bars = vec![
         Bar::new(
             "hopper forward ÷ the faster of cuDNN and FlashAttention-3",
             mean_and_each(1.0, 0.92),
@@ -200,32 +200,56 @@ pub(crate) fn bars(rows: &[Row]) -> Vec<Bar> {
             each(0.97),
             half(rows),
         ),
-        Bar::new("ALiBi ÷ plain", each(0.8), option("alibi", &|_| true)),
         Bar::new(
-            "window: time ÷ plain, over the share of tiles visited",
-            Needs::Most(1.15),
-            window(rows),
+            "f32 on a GPU ÷ dense PyTorch in f32 without TF32",
+            each(3.0),
+            points(rows, |row| (!row.is_of_cpu()).then(|| row.ratio_to(&["dense"]))?),
         ),
-        Bar::new(
-            "softcap ÷ plain, forward, d ≥ 128",
-            each(0.75),
-            option("softcap", &forward_from(128)),
-        ),
-        Bar::new(
-            "softcap ÷ plain, forward, d = 64",
-            each(0.55),
-            option("softcap", &forward_of(64)),
-        ),
-        Bar::new(
-            "dropout ÷ plain, forward, d ≥ 128",
-            each(0.6),
-            option("dropout", &forward_from(128)),
-        ),
-        Bar::new("dropout ÷ plain, forward, d = 64", each(0.5), option("dropout", &forward_of(64))),
-        Bar::new("dropout ÷ plain, backward", each(0.6), option("dropout", &is_backward)),
-        Bar::new("packed, equal lengths ÷ dense", each(0.95), option("packed equal", &|_| true)),
+    ];
+    bars.extend(FAMILIES.into_iter().flat_map(|family| of_options(rows, family)));
+    bars.extend([
         Bar::new("CPU forward ÷ PyTorch", each(0.9), on_cpu("forward")).of(2),
         Bar::new("CPU backward ÷ PyTorch", each(0.9), on_cpu("backward")).of(2),
+        Bar::new(
+            "error ÷ cuDNN's, root mean square",
+            Needs::Most(1.2),
+            over_peer(errors, "cudnn", Figures::rms),
+        ),
+        Bar::new(
+            "largest error ÷ cuDNN's",
+            Needs::Most(1.2),
+            over_peer(errors, "cudnn", Figures::max),
+        ),
+    ]);
+    bars
+}
+
+/// What options may cost on a family's kernels, beside its plain ones.
+fn of_options(rows: &[Row], family: &str) -> Vec<Bar> {
+    let bar = |what: &str, needs, points| Bar::new(format!("{family}: {what}"), needs, points);
+    let with =
+        |option: &str, wanted: &dyn Fn(&Row) -> bool| with_option(rows, family, option, wanted);
+    let forward_from = |d: u64| move |row: &Row| row.direction == "forward" && row.d >= d;
+    let forward_of = |d: u64| move |row: &Row| row.direction == "forward" && row.d == d;
+    let backward = |row: &Row| row.direction == "backward";
+    vec![
+        bar("ALiBi ÷ plain", each(0.8), with("alibi", &|_| true)),
+        bar(
+            "window: time ÷ plain, over the share of tiles visited",
+            Needs::Most(1.15),
+            window(rows, family),
+        ),
+        bar("softcap ÷ plain, forward, d ≥ 128", each(0.75), with("softcap", &forward_from(128))),
+        bar("softcap ÷ plain, forward, d = 64", each(0.55), with("softcap", &forward_of(64))),
+        bar("dropout ÷ plain, forward, d ≥ 128", each(0.6), with("dropout", &forward_from(128))),
+        bar("dropout ÷ plain, forward, d = 64", each(0.5), with("dropout", &forward_of(64))),
+        bar("dropout ÷ plain, backward", each(0.6), with("dropout", &backward)),
+        bar("packed, equal lengths ÷ dense", each(0.95), with("packed equal", &|_| true)),
+        bar(
+            "packed, heavy-tailed lengths ÷ dense, rates of visible work",
+            each(0.85),
+            with("packed heavy-tailed", &|_| true),
+        ),
     ]
 }
 

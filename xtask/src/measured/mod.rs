@@ -2,6 +2,7 @@
 //! them. Whatever summary a row carries beside its rounds is not read.
 
 pub(crate) mod bars;
+pub(crate) mod errors;
 mod ratios;
 mod table;
 
@@ -22,7 +23,7 @@ pub(crate) const OURS: &str = "ferroflash";
 /// Our backward with a fixed order of sums.
 pub(crate) const DETERMINISTIC: &str = "ferroflash_deterministic";
 /// The peers, by the names that rows give them, with the names they are known by.
-pub(crate) const PEERS: [(&str, &str); 8] = [
+pub(crate) const PEERS: [(&str, &str); 9] = [
     ("cudnn", "cuDNN"),
     ("fa4", "FlashAttention-4"),
     ("fa3", "FlashAttention-3"),
@@ -31,6 +32,7 @@ pub(crate) const PEERS: [(&str, &str); 8] = [
     ("xformers", "xFormers"),
     ("triton", "Triton"),
     ("torch", "PyTorch"),
+    ("dense", "dense PyTorch"),
 ];
 /// Least rounds of a row whose medians may be compared.
 const LEAST_ROUNDS: usize = 20;
@@ -58,6 +60,8 @@ pub(crate) struct Row {
     pub(crate) causal: bool,
     /// The call's option, such as `window 1024`; a plain call has none.
     pub(crate) options: Option<String>,
+    /// Lengths of packed items; `s` and `b` are then those of the plain call beside it.
+    pub(crate) lengths: Option<Vec<u64>>,
     /// The device.
     pub(crate) device: Option<String>,
     /// The day, `YYYY-MM-DD`.
@@ -111,6 +115,17 @@ impl Row {
         products * share * (self.b * self.heads * self.d) as f64 * cells
     }
 
+    /// Visible cells of the packed items over those of the plain call beside them; 1 where nothing
+    /// is packed.
+    pub(crate) fn packed_share(&self) -> f64 {
+        let cells = |length: &u64| {
+            let length = *length as f64;
+            if self.causal { length * (length + 1.0) / 2.0 } else { length * length }
+        };
+        let plain = self.b as f64 * cells(&self.s);
+        self.lengths.as_ref().map_or(1.0, |all| all.iter().map(cells).sum::<f64>() / plain)
+    }
+
     /// TFLOP/s of a contender's median.
     pub(crate) fn rate(&self, contender: &str) -> Option<f64> {
         self.median(contender).map(|milliseconds| self.flops() / milliseconds / 1e9)
@@ -148,6 +163,11 @@ impl Row {
         if let Some(day) = &self.recorded {
             crate::evidence::validate_day(day)?;
         }
+        if let Some(lengths) = &self.lengths
+            && lengths.iter().sum::<u64>() != self.b * self.s
+        {
+            bail!("lengths must be of b·s = {} tokens in all", self.b * self.s);
+        }
         for (contender, rounds) in &self.ms {
             if rounds.len() < LEAST_ROUNDS {
                 bail!("{contender} has {} rounds; {LEAST_ROUNDS} are needed", rounds.len());
@@ -165,6 +185,9 @@ impl Row {
 pub(crate) fn rows() -> Result<Vec<Row>> {
     let mut rows: Vec<Row> = Vec::new();
     for (file, value) in records()? {
+        if value["schema"] == errors::SCHEMA {
+            continue;
+        }
         let lines = match value {
             Value::Array(lines) => lines,
             run => rows_of_run(&run),

@@ -34,10 +34,12 @@ pub(crate) fn points(rows: &[Row], take: impl Fn(&Row) -> Option<f64>) -> Vec<Po
     sorted(rows.iter().filter_map(point).collect())
 }
 
-fn sorted(mut points: Vec<Point>) -> Vec<Point> {
+/// Points in the order of tables.
+pub(super) fn sorted(mut points: Vec<Point>) -> Vec<Point> {
     let key = |point: &Point| {
         let digits: String = point.place.chars().filter(char::is_ascii_digit).collect();
-        (digits.parse::<u64>().unwrap_or(0), point.place.contains("causal"), point.s)
+        let d = digits.parse::<u64>().unwrap_or(0);
+        (d, point.place.contains("causal"), point.place.clone(), point.s)
     };
     points.sort_by_key(key);
     points
@@ -97,7 +99,8 @@ pub(super) fn half(rows: &[Row]) -> Vec<Point> {
 pub(crate) struct Cost<'a> {
     /// The row.
     pub(crate) row: &'a Row,
-    /// Time without ÷ time with.
+    /// Time without ÷ time with; of packed items, which have other cells to see, rate with ÷ rate
+    /// without.
     pub(crate) ratio: f64,
 }
 
@@ -114,14 +117,19 @@ pub(crate) fn option_costs(rows: &[Row]) -> Vec<Cost<'_>> {
         others.sort_by_key(|other| !other.is_of("hopper"));
         let beside = || others.first().and_then(|other| other.median(OURS));
         let without = row.median("plain").or_else(beside)?;
-        Some(Cost { row, ratio: without / row.median(OURS)? })
+        Some(Cost { row, ratio: without / row.median(OURS)? * row.packed_share() })
     };
     rows.iter().filter_map(cost).collect()
 }
 
-/// Points of the options whose names begin with `option`.
-pub(super) fn with_option(rows: &[Row], option: &str, wanted: impl Fn(&Row) -> bool) -> Vec<Point> {
-    let costs = option_costs(rows).into_iter();
+/// Points of a family's options whose names begin with `option`.
+pub(super) fn with_option(
+    rows: &[Row],
+    family: &str,
+    option: &str,
+    wanted: impl Fn(&Row) -> bool,
+) -> Vec<Point> {
+    let costs = option_costs(rows).into_iter().filter(|cost| cost.row.is_of(family));
     let costs = costs.filter(|cost| {
         cost.row.options.as_ref().is_some_and(|name| name.starts_with(option)) && wanted(cost.row)
     });
@@ -129,8 +137,9 @@ pub(super) fn with_option(rows: &[Row], option: &str, wanted: impl Fn(&Row) -> b
 }
 
 /// Window: time with ÷ time without, over the share of the tiles that the window leaves.
-pub(super) fn window(rows: &[Row]) -> Vec<Point> {
-    let points = option_costs(rows).into_iter().filter_map(|cost| {
+pub(super) fn window(rows: &[Row], family: &str) -> Vec<Point> {
+    let costs = option_costs(rows).into_iter().filter(|cost| cost.row.is_of(family));
+    let points = costs.filter_map(|cost| {
         let row = cost.row;
         let keys: u32 = row.options.as_ref()?.strip_prefix("window ")?.trim().parse().ok()?;
         let spec = KERNELS.iter().find(|spec| Some(spec.name) == row.kernel.as_deref())?;
@@ -174,8 +183,26 @@ mod tests {
         ];
         let ratios: Vec<f64> = option_costs(&rows).iter().map(|cost| cost.ratio).collect();
         assert_eq!(ratios, [0.8, 0.75]);
-        let alibi = with_option(&rows, "alibi", |_| true);
+        let alibi = with_option(&rows, "hopper", "alibi", |_| true);
         assert_eq!(alibi, [Point { place: "d 128 causal".to_owned(), s: 1024, ratio: 0.8 }]);
+        assert!(with_option(&rows, "portable", "alibi", |_| true).is_empty());
+    }
+
+    #[test]
+    fn packed_items_are_compared_by_what_they_see() {
+        // Two items of 1024 and one of 2048: 2·1024² cells beside 2048².
+        let of = |causal| Row {
+            options: Some("packed heavy-tailed".to_owned()),
+            lengths: Some(vec![2048]),
+            causal,
+            ..row(3.0, &[("plain", 2.0)])
+        };
+        let ratio = |row: Row| option_costs(&[row]).first().map(|cost| cost.ratio);
+        assert_eq!(ratio(of(false)), Some(2.0 / 3.0 * 2.0));
+        let share = 2048.0 * 2049.0 / (2.0 * 1024.0 * 1025.0);
+        assert_eq!(ratio(of(true)), Some(2.0 / 3.0 * share));
+        let other = Row { lengths: Some(vec![1024]), ..of(false) };
+        assert!(other.validate().expect_err("tokens are missing").to_string().contains("tokens"));
     }
 
     #[test]

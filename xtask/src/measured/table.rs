@@ -33,7 +33,7 @@ pub(crate) struct Options {
 /// Runs `bars`.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let rows = rows()?;
-    let bars = bars(&rows);
+    let bars = bars(&rows, &super::errors::calls()?);
     write_or_compare(&root().join(FILE), &page(&rows, &bars), options.check, "bars")?;
     let count = |verdict| bars.iter().filter(|bar| bar.verdict() == verdict).count();
     eprintln!(
@@ -68,7 +68,7 @@ fn page(rows: &[Row], bars: &[Bar]) -> String {
             Verdict::Met => "met".to_owned(),
             other => format!("**{}**", other.words()),
         };
-        let name = bar.name;
+        let name = &bar.name;
         let _ = writeln!(text, "| {name} | {asks} | {mean} | {worst} | {points}{of} | {verdict} |");
     }
     for bar in bars.iter().filter(|bar| !bar.points.is_empty()) {

@@ -7,8 +7,12 @@ use anyhow::{Context, Result, bail};
 /// Column of the kernel's name.
 const KERNEL: &str = "Kernel Name";
 
-/// Every launch: the kernel's name, and its metrics by name.
-pub(super) fn launches(text: &str) -> Result<Vec<(String, BTreeMap<String, f64>)>> {
+/// A launch: the kernel's name, and its metrics by name.
+pub(super) type Launch = (String, BTreeMap<String, f64>);
+
+/// Every launch, with those of `wanted` metrics that are there. Newer versions of the tool add a
+/// column for each attribute of the device, and three for each metric.
+pub(super) fn launches(text: &str, wanted: &[&str]) -> Result<Vec<Launch>> {
     let mut lines = text.lines().filter(|line| !line.trim().is_empty()).map(fields);
     let names = lines.next().context("it holds no launches")?;
     let kernel = names.iter().position(|name| name == KERNEL);
@@ -24,7 +28,8 @@ pub(super) fn launches(text: &str) -> Result<Vec<(String, BTreeMap<String, f64>)
             continue;
         }
         let mut metrics = BTreeMap::new();
-        for (name, value) in names.iter().zip(&line).filter(|(name, _)| name.contains("__")) {
+        let fields = names.iter().zip(&line);
+        for (name, value) in fields.filter(|(name, _)| wanted.contains(&name.as_str())) {
             let plain = value.replace(',', "");
             let number: f64 =
                 plain.parse().ok().filter(|x: &f64| x.is_finite()).with_context(|| {
@@ -70,9 +75,17 @@ mod tests {
     }
 
     #[test]
+    fn what_was_not_asked_for_is_passed_over() {
+        let text = "\"Kernel Name\",\"a__b.sum\",\"a__b.avg\",\"device__name\"\n,byte,byte,\n\
+                    \"k\",\"1,024\",\"1\",\"some device\"\n";
+        let found = launches(text, &["a__b.sum", "c__d.sum"]).expect("it reads");
+        assert_eq!(found, [("k".to_owned(), BTreeMap::from([("a__b.sum".to_owned(), 1024.0)]))]);
+    }
+
+    #[test]
     fn a_line_cut_short_is_found_out() {
         let text = "\"ID\",\"Kernel Name\",\"a__b.sum\"\n\"\",\"\",\"\"\n\"0\",\"k\"";
-        let why = launches(text).expect_err("it is cut short").to_string();
+        let why = launches(text, &["a__b.sum"]).expect_err("it is cut short").to_string();
         assert!(why.contains("cut short"), "{why}");
     }
 }

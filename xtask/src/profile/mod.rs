@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use ferroflash_core::axes::Direction;
+use ferroflash_core::axes::{Direction, Family};
 use ferroflash_core::table::{KERNELS, KernelSpec};
 use ferroflash_core::visibility::{Align, Visibility};
 use ferroflash_ledger::sizes::Sizes;
@@ -25,6 +25,21 @@ use crate::workspace::{read_text, root, write};
 
 const SCRIPT: &str = include_str!("profile.sh");
 const SCHEMA: &str = "ferroflash.profile.v1";
+/// What a record keeps of a launch, where the chip and the tool have it; profile.sh asks for these.
+const METRICS: [&str; 12] = [
+    "gpu__time_duration.sum",
+    "dram__bytes_read.sum",
+    "dram__bytes_write.sum",
+    "lts__t_sectors_op_read.sum",
+    "lts__t_sectors_op_write.sum",
+    "lts__t_sectors_op_red.sum",
+    "sm__ops_path_tensor_src_bf16_dst_fp32.sum",
+    "sm__inst_executed_pipe_tensor.sum",
+    "sm__inst_executed_pipe_tensor_op_hmma.sum",
+    "sm__inst_executed_pipe_tensor_op_gmma.sum",
+    "launch__registers_per_thread",
+    "launch__shared_mem_per_block_dynamic",
+];
 const ELEMENT_BYTES: u64 = 2;
 const ACCUMULATOR_BYTES: u64 = 4;
 
@@ -110,15 +125,23 @@ fn refuse_overwriting(path: &Path, contents: &str, force: bool) -> Result<()> {
 fn record(call: &str, stages: &str) -> Result<Value> {
     let call: Call = serde_json::from_str(call).context("call.json does not read")?;
     crate::evidence::validate_day(&call.recorded)?;
-    let mut all = Vec::new();
-    for (name, counted) in csv::launches(stages)? {
+    let mut launches = Vec::new();
+    for (name, counted) in csv::launches(stages, &METRICS)? {
         let spec = KERNELS.iter().find(|spec| spec.name == name);
         let spec = spec.with_context(|| format!("the kernel table has no {name}"))?;
-        if all.iter().any(|stage: &Value| stage["kernel"] == *name) {
+        if launches.iter().any(|(other, _): &(&KernelSpec, _)| other.name == name) {
             bail!("{name} was launched twice: one call is expected");
         }
-        all.push(stage(spec, &call.sizes, &counted)?);
+        launches.push((spec, counted));
     }
+    let is_main =
+        |spec: &KernelSpec| spec.direction == Direction::Backward && spec.family == Family::Hopper;
+    let on_hopper = launches.iter().any(|(spec, _)| is_main(spec));
+    let stages = launches.iter().map(|(spec, counted)| {
+        let modelled = modelled(spec, &call.sizes, on_hopper)?;
+        Ok(stage(spec, &modelled, counted))
+    });
+    let all: Vec<Value> = stages.collect::<Result<_>>()?;
     let record = json!({
         "schema": SCHEMA, "device": call.device, "driver": call.driver,
         "recorded": call.recorded, "tool": call.tool, "call": call.sizes, "stages": all,
@@ -134,8 +157,8 @@ struct Modelled {
     scheduled_flops: u128,
 }
 
-fn stage(spec: &KernelSpec, call: &CallSizes, counted: &BTreeMap<String, f64>) -> Result<Value> {
-    let Modelled { requested_bytes, compulsory_bytes, scheduled_flops } = modelled(spec, call)?;
+fn stage(spec: &KernelSpec, modelled: &Modelled, counted: &BTreeMap<String, f64>) -> Value {
+    let Modelled { requested_bytes, compulsory_bytes, scheduled_flops } = *modelled;
     let mut model = json!({
         "requested_bytes": requested_bytes as f64, "scheduled_flops": scheduled_flops as f64,
     });
@@ -145,7 +168,7 @@ fn stage(spec: &KernelSpec, call: &CallSizes, counted: &BTreeMap<String, f64>) -
     if let Some(bytes) = compulsory_bytes {
         model["compulsory_bytes"] = json!(bytes as f64);
     }
-    if let Some((read, written)) = dram {
+    if let (Some((read, written)), 1..) = (dram, requested_bytes) {
         quotients["dram_over_requested"] = json!((read + written) / requested_bytes as f64);
         if let Some(bytes) = compulsory_bytes {
             quotients["dram_over_compulsory"] = json!((read + written) / bytes as f64);
@@ -155,13 +178,16 @@ fn stage(spec: &KernelSpec, call: &CallSizes, counted: &BTreeMap<String, f64>) -
     if let (Some(operations), 1..) = (operations, scheduled_flops) {
         quotients["tensor_over_scheduled"] = json!(operations / scheduled_flops as f64);
     }
-    Ok(json!({
+    json!({
         "kernel": spec.name, "direction": spec.direction.name(), "counted": counted,
         "modelled": model, "quotients": quotients,
-    }))
+    })
 }
 
-fn modelled(spec: &KernelSpec, call: &CallSizes) -> Result<Modelled> {
+/// The ledger's of a stage. A hopper main kernel clears the sums of dQ ahead of itself and converts
+/// them behind, all but those of a first and a last section of heads: the clearing and converting of
+/// all of them counts to it, and its sums need not leave the cache.
+fn modelled(spec: &KernelSpec, call: &CallSizes, on_hopper: bool) -> Result<Modelled> {
     let sizes = Sizes {
         batch: call.batch,
         q_heads: call.q_heads,
@@ -183,6 +209,23 @@ fn modelled(spec: &KernelSpec, call: &CallSizes) -> Result<Modelled> {
     let stages = backward_stages_of(&sizes, &tiles, ELEMENT_BYTES, ACCUMULATOR_BYTES)?;
     let values = sizes.values()?;
     let [element, accumulator] = [ELEMENT_BYTES, ACCUMULATOR_BYTES].map(u128::from);
+    let statistics = accumulator * 2 * values.rows;
+    let cleared = accumulator * values.q;
+    let tensors = element * (values.q + values.o + 2 * (values.k + values.v)) + statistics;
+    if on_hopper {
+        let preprocessed = stages.preprocess_bytes - cleared;
+        let main = stages.main_bytes + cleared + stages.convert_bytes;
+        let (bytes, least, flops) = match spec.direction {
+            Direction::Preprocess => (preprocessed, Some(preprocessed), 0),
+            Direction::Convert => (0, None, 0),
+            _ => (main, Some(tensors + element * values.q), stages.scheduled_flops),
+        };
+        return Ok(Modelled {
+            requested_bytes: bytes,
+            compulsory_bytes: least,
+            scheduled_flops: flops,
+        });
+    }
     Ok(match spec.direction {
         // Its operands are read once: what it asks for is what there is.
         Direction::Preprocess => Modelled {
@@ -198,10 +241,7 @@ fn modelled(spec: &KernelSpec, call: &CallSizes) -> Result<Modelled> {
         // q, k, v and dO in, two values a row, the f32 sums of dQ in and out, dK and dV out.
         _ => Modelled {
             requested_bytes: stages.main_bytes,
-            compulsory_bytes: Some(
-                element * (values.q + values.o + 2 * (values.k + values.v))
-                    + accumulator * (2 * values.rows + 2 * values.q),
-            ),
+            compulsory_bytes: Some(tensors + accumulator * 2 * values.q),
             scheduled_flops: stages.scheduled_flops,
         },
     })
@@ -224,6 +264,7 @@ mod tests {
     const CALL: &str = r#"{"device": "NVIDIA H200", "driver": "580.1", "recorded": "2026-01-31",
         "tool": "ncu 1", "batch": 4, "q_heads": 16, "kv_heads": 16, "length": 4096,
         "channels": 128, "causal": false}"#;
+    const CONVERT: &str = "portable_convert_bf16";
     const STAGES: &str = concat!(
         r#""ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum","#,
         r#""sm__ops_path_tensor_src_bf16_dst_fp32.sum""#,
@@ -248,6 +289,34 @@ mod tests {
         let tensor = forward["quotients"]["tensor_over_scheduled"].as_f64().expect("a number");
         assert!((0.95..=1.0).contains(&tensor), "{tensor}");
         assert!(record["stages"][1]["quotients"].get("tensor_over_scheduled").is_none());
+    }
+
+    #[test]
+    fn the_recipe_asks_for_what_is_kept() {
+        for metric in METRICS {
+            assert!(SCRIPT.contains(metric), "profile.sh does not ask for {metric}");
+        }
+    }
+
+    #[test]
+    fn a_hopper_main_kernel_has_the_sums_of_all_stages() {
+        let line = |at: u32, name: &str| format!("\"{at}\",\"{name}\",\"4096\",\"0\",\"0\"\n");
+        let head: String = STAGES.lines().take(2).map(|line| line.to_owned() + "\n").collect();
+        let names = ["portable_preprocess_bf16", "hopper_backward_d128_bf16_full"];
+        let stages = [&head, &line(0, names[0]), &line(1, names[1]), &line(2, CONVERT)];
+        let record = record(CALL, &stages.map(String::as_str).concat()).expect("it is a profile");
+        let modelled =
+            |stage: usize, name: &str| record["stages"][stage]["modelled"][name].as_f64();
+        // o and dO, and a value a row; the sums are the main kernel's to clear.
+        let (tensor, row) = (67_108_864.0, 4.0 * 262_144.0);
+        let preprocessed = modelled(0, "requested_bytes").expect("a number");
+        assert!((2.0 * tensor..=2.0 * tensor + 2.0 * row).contains(&preprocessed));
+        // q, k, v and dO, dq, dk and dv, and two values a row.
+        assert_eq!(modelled(1, "compulsory_bytes"), Some(7.0 * tensor + 2.0 * row));
+        assert_eq!(modelled(2, "requested_bytes"), Some(0.0));
+        assert!(
+            record["stages"][2]["quotients"].as_object().is_some_and(serde_json::Map::is_empty)
+        );
     }
 
     #[test]

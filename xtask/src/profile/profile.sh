@@ -66,6 +66,7 @@ run() { # run NAME ARGUMENTS: the command under ncu, its raw page as CSV
   "$ncu" --csv --page raw --print-units base --clock-control none --cache-control all \
     --kernel-name 'regex:^(hopper|portable)_' --metrics "${metrics#,}" \
     "$here/bin/ferroflash" "$@" --device cuda:0 --causal "$causal" \
+    --out "$scratch/$name.safetensors" \
     >"$scratch/$name.said" 2>"$scratch/$name.errors" || true
   grep '^"' "$scratch/$name.said" >"$scratch/$name.csv" || {
     echo "profile.sh: ncu gave no figures: $(grep -h -m 1 -E '==ERROR==|ERR_' \

@@ -3,8 +3,10 @@
 //!
 //! Charts are inline SVG; the page runs no script. What was not measured is named, not drawn.
 
+mod differences;
 mod errors;
 mod models;
+mod options;
 mod rates;
 mod svg;
 mod tables;
@@ -15,9 +17,10 @@ use anyhow::{Result, bail};
 
 use crate::facts::facts;
 use crate::measured::bars::{Bar, bars};
+use crate::measured::errors::calls;
 use crate::measured::{
-    DETERMINISTIC, OURS, Options, Point, Row, deterministic, is_conventional, is_grouped,
-    option_costs, points, records, rows,
+    DETERMINISTIC, OURS, Options, Row, deterministic, is_conventional, is_grouped, points, records,
+    rows,
 };
 use crate::workspace::{root, write_or_compare};
 use svg::escaped;
@@ -55,7 +58,7 @@ struct Section {
 
 fn page() -> Result<String> {
     let rows = rows()?;
-    let bars = bars(&rows);
+    let bars = bars(&rows, &calls()?);
     let sections = sections(&rows, &bars)?;
     let mut html = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -148,10 +151,10 @@ fn sections(rows: &[Row], bars: &[Bar]) -> Result<Vec<Section>> {
         title: "Errors",
         words: "Largest difference from the f64 oracle, as a share of the bound it must keep: \
                 twice the error of dense attention rounded to 16 bits where the kernels round, \
-                and a little. The bar spans 95 % of the workloads. Of peers’ errors there is no \
-                record.",
+                and a little. The bar spans 95 % of the workloads.",
         body: figure(shares, &source_of_errors),
     });
+    all.push(beside_peers()?);
     all.push(fixed_order(&backward));
     all.push(option_section(rows));
     all.push(Section {
@@ -263,37 +266,33 @@ fn fixed_order(backward: &[&Row]) -> Section {
     }
 }
 
-fn option_section(rows: &[Row]) -> Section {
-    let costs = option_costs(rows);
-    let names: BTreeSet<&str> =
-        costs.iter().filter_map(|cost| cost.row.options.as_deref()).collect();
-    let mut html = format!("<div class=\"strips\">{}", tables::scale_line(&tables::scale()));
-    for name in &names {
-        for direction in ["forward", "backward"] {
-            let points: Vec<Point> = costs
-                .iter()
-                .filter(|cost| cost.row.options.as_deref() == Some(name))
-                .filter(|cost| cost.row.direction == direction)
-                .map(|c| Point { place: c.row.place(), s: c.row.s, ratio: c.ratio })
-                .collect();
-            if !points.is_empty() {
-                html += &tables::of_option(&format!("{name}, {direction}"), &points);
-            }
+fn beside_peers() -> Result<Section> {
+    let calls = calls()?;
+    let body = match calls.is_empty() {
+        true => {
+            "<p class=\"missing\">Not measured yet: docs/benchmarks holds no errors.</p>".into()
         }
-    }
-    let all: Vec<&Row> = costs.iter().map(|cost| cost.row).collect();
-    let body = match all.is_empty() {
-        true => "<p class=\"missing\">Not measured yet: docs/benchmarks holds no rows with \
-                 options.</p>"
-            .to_owned(),
-        false => figure(html + "</div>", &source(&all)),
+        false => figure(differences::beside_peers(&calls), &differences::source(&calls)),
     };
+    Ok(Section {
+        id: "peers",
+        title: "Errors beside peers",
+        words: "Root mean square difference from attention in f64, over the root mean square of the \
+                values: what a result is off by, as a part of it. A dot is a call, the stroke their \
+                geometric mean; further left is closer.",
+        body,
+    })
+}
+
+fn option_section(rows: &[Row]) -> Section {
+    let (html, shown) = options::costs(rows);
     Section {
         id: "options",
         title: "Options",
-        words: "What an option costs: our time without it over our time with it, the same sizes. \
-                A window does less work, and may be above 1.",
-        body,
+        words: "What an option costs: our time without it over our time with it, plain and masked \
+                kernels of one family, the same sizes. A window does less work, and may be above 1; \
+                packed items are compared by the rate of what they see.",
+        body: figure(html, &source(&shown)),
     }
 }
 

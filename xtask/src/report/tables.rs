@@ -59,7 +59,7 @@ pub(super) fn bar(bar: &Bar) -> String {
     format!(
         "<div class=\"bar {class}\"><p class=\"what\">{}</p><p class=\"asks\">{}</p>{}\
          <p class=\"got\">{figure}</p><p class=\"verdict\">{}</p></div>",
-        escaped(bar.name),
+        escaped(&bar.name),
         bar.asks(),
         strip(&bar.points, bar.needs),
         verdict.words()
