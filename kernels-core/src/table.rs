@@ -52,8 +52,12 @@ impl KernelSpec {
         let (threads, shared_bytes) = match (family, direction) {
             (Family::Portable, Direction::Forward) => {
                 let plan = match M::CLASS {
-                    MaskClass::Full | MaskClass::Causal => SharedPlan::portable_forward(T::SHAPE),
-                    MaskClass::Masked | MaskClass::General => SharedPlan::portable_masked(T::SHAPE),
+                    MaskClass::Full | MaskClass::Causal => {
+                        SharedPlan::portable_forward(T::SHAPE, T::PIECES)
+                    }
+                    MaskClass::Masked | MaskClass::General => {
+                        SharedPlan::portable_masked(T::SHAPE, T::PIECES)
+                    }
                 };
                 (T::SHAPE.warps * 32, plan.bytes)
             }
@@ -70,7 +74,7 @@ impl KernelSpec {
                     MaskClass::Full | MaskClass::Causal => 0,
                     MaskClass::Masked | MaskClass::General => PLACE_BYTES,
                 };
-                (T::SHAPE.warps * 32, PortableBackwardPlan::new(T::SHAPE).bytes + place)
+                (T::SHAPE.warps * 32, PortableBackwardPlan::new(T::SHAPE, T::PIECES).bytes + place)
             }
             (Family::Hopper, Direction::Backward) => {
                 ((T::SHAPE.warps + WARPGROUP_WARPS) * 32, HopperBackwardPlan::new(T::SHAPE).bytes)
@@ -99,6 +103,9 @@ impl KernelSpec {
     /// The part of the build that compiles it: kernels of one unit share a module, and a feature of
     /// the kernels crate.
     pub const fn unit(&self) -> &'static str {
+        if let Dtype::F32 = self.dtype {
+            return "portable_f32";
+        }
         match (self.family, self.direction, self.has_options()) {
             (Family::Portable, Direction::Forward, false) => "portable_forward",
             (Family::Portable, Direction::Forward, true) => "portable_forward_options",
@@ -119,7 +126,7 @@ impl KernelSpec {
             (Family::Portable, Direction::Forward) => {
                 let scores = tile.kv_columns / 8 * (tile.head_dim / 16);
                 let output = tile.value_dim / 8 * (tile.kv_columns / 16);
-                tile.row_tiles() * (scores + output)
+                tile.row_tiles() * (scores + output) * self.dtype.products()
             }
             // Each product is written twice, around and in the loop, and once more in the loop of
             // the tiles that need a mask where there is one.
@@ -134,7 +141,7 @@ impl KernelSpec {
             }
             (_, Direction::Preprocess | Direction::Convert) => 0,
             (Family::Portable, Direction::Backward) => {
-                PortableBackwardPlan::matrix_instructions(self.tile)
+                PortableBackwardPlan::matrix_instructions(self.tile, self.dtype)
             }
             (Family::Hopper, Direction::Backward) => {
                 HopperBackwardPlan::matrix_instructions(self.tile)
@@ -147,7 +154,11 @@ impl KernelSpec {
         match (self.family, self.direction) {
             // Before turning the queries' sign; one a K/V tile, or two with one stage; two around
             // the staging of the output.
-            (Family::Portable, Direction::Forward) => 3 + 3 - self.tile.stages,
+            // Of elements in pieces the output is not staged.
+            (Family::Portable, Direction::Forward) => {
+                let staging = if self.dtype.pieces() > 1 { 1 } else { 2 };
+                1 + staging + 3 - self.tile.stages
+            }
             // At the start, after turning the queries' sign, after skipped tiles, before the output
             // is copied out, and a warp's two around its work; for the turns, one before the first
             // and a pair in each loop.
@@ -160,8 +171,12 @@ impl KernelSpec {
             }
             (_, Direction::Preprocess) => 0,
             // Between staging a tile and writing it; between the parts of a sink's gradient.
-            (_, Direction::Convert) => 1 + self.has_options() as u32,
-            (Family::Portable, Direction::Backward) => PortableBackwardPlan::barriers(self.tile),
+            (_, Direction::Convert) => {
+                (self.dtype.pieces() == 1) as u32 + self.has_options() as u32
+            }
+            (Family::Portable, Direction::Backward) => {
+                PortableBackwardPlan::barriers(self.tile, self.dtype)
+            }
             (Family::Hopper, Direction::Backward) => HopperBackwardPlan::barriers(self.tile),
         }
     }
