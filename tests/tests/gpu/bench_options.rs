@@ -141,6 +141,7 @@ pub(crate) fn trials() -> Vec<Trial> {
             let name = format!("bench/{}/{form}/{option}/{mask}/s{len}", spec.name);
             trials.push(trial(name, is_possible, move || match spec.dtype {
                 Dtype::F16 => time::<f16>(spec, form, point),
+                Dtype::F32 => time::<f32>(spec, form, point),
                 _ => time::<bf16>(spec, form, point),
             }));
         }
