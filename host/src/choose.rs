@@ -225,8 +225,10 @@ fn unsupported(
     let shape = &attention.shape;
     let named = by_name.map(|name| format!(" by kernel {name}")).unwrap_or_default();
     let mut reasons: Vec<&str> = rejected.iter().map(|r| r.reason.as_str()).collect();
-    if dtype == Dtype::F32 {
-        reasons = vec!["GPU kernels compute bf16 and f16; cast the tensors or use the cpu"];
+    // Kernels of other element types say nothing where there are some of the call's.
+    let is_of_dtype = |reason: &&str| !reason.starts_with("computes ");
+    if reasons.iter().any(|reason| is_of_dtype(reason)) {
+        reasons.retain(is_of_dtype);
     }
     reasons.sort_unstable();
     reasons.dedup();

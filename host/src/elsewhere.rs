@@ -81,8 +81,13 @@ mod tests {
         let least = 2 * 4 * 300 * (4 * 128 + 8);
         assert!((least..2 * least).contains(&bytes.backward), "{bytes:?}");
 
-        let refused = attention.backward_kernel_for(Dtype::F32, &hopper);
-        assert!(refused.is_err_and(|why| why.to_string().contains("bf16 and f16")));
+        let spec = attention.backward_kernel_for(Dtype::F32, &hopper).expect("it is supported");
+        assert_eq!((spec.family, spec.tile.head_dim), (Family::Portable, 128));
+        let wide = Attention::new(Shape { head_dim: 160, ..shape });
+        let refused = wide.backward_kernel_for(Dtype::F32, &hopper);
+        let why = refused.map(|spec| spec.name).expect_err("no f32 kernel is as wide").to_string();
+        assert!(why.contains("up to (128, 128), the call has (160, 100)"), "{why}");
+        assert!(!why.contains("computes"), "{why}");
         let wrong = attention.softcap(-1.0).workspace_for(Dtype::Bf16, &hopper);
         assert!(wrong.is_err_and(|why| why.to_string().contains("softcap")));
     }

@@ -28,6 +28,9 @@ pub struct Explanation {
     pub mask: String,
     /// Element type.
     pub dtype: String,
+    /// What the products multiply and the sums are of: f32 on a GPU by split products, never by
+    /// rounding to TF32.
+    pub arithmetic: String,
     /// Floating-point operations of the products over visible keys: 2·(D + Dv) a score forward,
     /// 2·(3·D + 2·Dv) backward. Where items have lengths of their own, as if each were as long as
     /// stated.
@@ -88,6 +91,7 @@ impl Explanation {
                 reason: "the plan was made for the cpu".to_owned(),
                 mask: mask(attention),
                 dtype: dtype.to_string(),
+                arithmetic: "f32 products, f32 sums".to_owned(),
                 flops,
                 bytes,
                 launch: None,
@@ -151,6 +155,7 @@ impl Explanation {
             reason: choice.reason,
             mask: mask(attention),
             dtype: spec.dtype.to_string(),
+            arithmetic: spec.dtype.arithmetic().to_owned(),
             flops,
             bytes,
             launch: Some(Launch {
@@ -235,6 +240,7 @@ impl Explanation {
         }
         writeln!(f, "because   {}", self.reason)?;
         writeln!(f, "mask      {}", self.mask)?;
+        writeln!(f, "computes  {}", self.arithmetic)?;
         if let Some(launch) = &self.launch {
             writeln!(
                 f,

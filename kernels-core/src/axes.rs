@@ -99,6 +99,33 @@ impl Dtype {
             Dtype::F32 => 4,
         }
     }
+
+    /// 16-bit pieces that kernels multiply an element as: a tile has a plane of each in shared
+    /// memory. An f32 is the sum of three bfloat16.
+    pub const fn pieces(self) -> u32 {
+        match self {
+            Dtype::Bf16 | Dtype::F16 => 1,
+            Dtype::F32 => 3,
+        }
+    }
+
+    /// Products of pieces that make one product of elements: of an f32's nine, all but the three
+    /// that are under 2⁻²² of it.
+    pub const fn products(self) -> u32 {
+        match self {
+            Dtype::Bf16 | Dtype::F16 => 1,
+            Dtype::F32 => 6,
+        }
+    }
+
+    /// The arithmetic of kernels on tensor cores, in the words of a plan.
+    pub const fn arithmetic(self) -> &'static str {
+        match self {
+            Dtype::Bf16 => "bf16 products, f32 sums",
+            Dtype::F16 => "f16 products, f32 sums",
+            Dtype::F32 => "split products: f32 as three bf16 pieces, six products each, f32 sums",
+        }
+    }
 }
 
 impl fmt::Display for Dtype {
@@ -149,12 +176,18 @@ pub struct Bf16;
 /// IEEE binary16.
 #[derive(Clone, Copy, Debug)]
 pub struct F16;
+/// IEEE binary32.
+#[derive(Clone, Copy, Debug)]
+pub struct F32;
 
 impl Element for Bf16 {
     const DTYPE: Dtype = Dtype::Bf16;
 }
 impl Element for F16 {
     const DTYPE: Dtype = Dtype::F16;
+}
+impl Element for F32 {
+    const DTYPE: Dtype = Dtype::F32;
 }
 
 /// A mask class a kernel is generic over.

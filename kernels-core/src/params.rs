@@ -16,9 +16,10 @@ use crate::visibility::Visibility;
 pub struct DeviceTensor {
     /// Address of element 0.
     pub address: u64,
-    /// Strides in elements.
+    /// Strides in units of 16 bits: an element of 32 bits is two.
     pub strides: Strides,
-    /// Channels; those past it, up to the tile's, read as zero and are not written.
+    /// Channels in units of 16 bits; those past it, up to the tile's, read as zero and are not
+    /// written.
     pub channels: u32,
     /// The widest access, in bytes, that every row start and every stride allows: 16, 8, 4 or 2.
     pub access_bytes: u32,

@@ -55,9 +55,11 @@ impl KernelSpec {
         let (threads, shared_bytes) = match (family, direction) {
             (Family::Portable, Direction::Forward) => {
                 let plan = match M::CLASS {
-                    MaskClass::Full | MaskClass::Causal => SharedPlan::portable_forward(T::SHAPE),
-                    MaskClass::Masked => SharedPlan::portable_masked(T::SHAPE),
-                    MaskClass::General => SharedPlan::portable_general(T::SHAPE),
+                    MaskClass::Full | MaskClass::Causal => {
+                        SharedPlan::portable_forward(T::SHAPE, T::PIECES)
+                    }
+                    MaskClass::Masked => SharedPlan::portable_masked(T::SHAPE, T::PIECES),
+                    MaskClass::General => SharedPlan::portable_general(T::SHAPE, T::PIECES),
                 };
                 (T::SHAPE.warps * 32, plan.bytes)
             }
@@ -74,7 +76,7 @@ impl KernelSpec {
                     MaskClass::Full | MaskClass::Causal => 0,
                     MaskClass::Masked | MaskClass::General => PLACE_BYTES,
                 };
-                (T::SHAPE.warps * 32, PortableBackwardPlan::new(T::SHAPE).bytes + place)
+                (T::SHAPE.warps * 32, PortableBackwardPlan::new(T::SHAPE, T::PIECES).bytes + place)
             }
             (Family::Hopper, Direction::Backward) => {
                 ((T::SHAPE.warps + WARPGROUP_WARPS) * 32, HopperBackwardPlan::new(T::SHAPE).bytes)
@@ -112,6 +114,9 @@ impl KernelSpec {
     /// The part of the build that compiles it: kernels of one unit share a module, and a feature of
     /// the kernels crate.
     pub const fn unit(&self) -> &'static str {
+        if let Dtype::F32 = self.dtype {
+            return "portable_f32";
+        }
         match (self.family, self.direction, self.has_options()) {
             (Family::Portable, Direction::Forward, false) => "portable_forward",
             (Family::Portable, Direction::Forward, true) => "portable_forward_options",
@@ -132,7 +137,7 @@ impl KernelSpec {
             (Family::Portable, Direction::Forward) => {
                 let scores = tile.kv_columns / 8 * (tile.head_dim / 16);
                 let output = tile.value_dim / 8 * (tile.kv_columns / 16);
-                tile.row_tiles() * (scores + output)
+                tile.row_tiles() * (scores + output) * self.dtype.products()
             }
             // Each product is written twice, around and in the loop, and once more in the loop of
             // the tiles that need a mask where there is one.
@@ -147,7 +152,7 @@ impl KernelSpec {
             }
             (_, Direction::Preprocess | Direction::Convert) => 0,
             (Family::Portable, Direction::Backward) => {
-                PortableBackwardPlan::matrix_instructions(self.tile)
+                PortableBackwardPlan::matrix_instructions(self.tile, self.dtype)
             }
             (Family::Hopper, Direction::Backward) => {
                 HopperBackwardPlan::matrix_instructions(self.tile)
@@ -159,10 +164,13 @@ impl KernelSpec {
     pub const fn barriers(&self) -> u32 {
         match (self.family, self.direction) {
             // Before turning the queries' sign; one a K/V tile, or two with one stage, the second
-            // once more for tiles that a mask hides; two around the staging of the output.
+            // once more for tiles that a mask hides; two around the staging of the output, which
+            // of elements in pieces is not staged.
             (Family::Portable, Direction::Forward) => {
                 let second = 2 - self.tile.stages;
-                3 + 1 + second + second * matches!(self.mask, MaskClass::General) as u32
+                let staging = if self.dtype.pieces() > 1 { 1 } else { 2 };
+                let hidden = second * matches!(self.mask, MaskClass::General) as u32;
+                1 + staging + 1 + second + hidden
             }
             // At the start, after turning the queries' sign, after skipped tiles, before the output
             // is copied out, and a warp's two around its work; for the turns, one before the first
@@ -176,11 +184,13 @@ impl KernelSpec {
             }
             (_, Direction::Preprocess) => 0,
             // Between staging a tile and writing it; between the parts of a sink's gradient.
-            (_, Direction::Convert) => 1 + self.has_options() as u32,
+            (_, Direction::Convert) => {
+                (self.dtype.pieces() == 1) as u32 + self.has_options() as u32
+            }
             // A step's first asks for the mask as well, or does not.
             (Family::Portable, Direction::Backward) => {
                 let asks = matches!(self.mask, MaskClass::General) as u32;
-                PortableBackwardPlan::barriers(self.tile) + asks
+                PortableBackwardPlan::barriers(self.tile, self.dtype) + asks
             }
             (Family::Hopper, Direction::Backward) => HopperBackwardPlan::barriers(self.tile),
         }

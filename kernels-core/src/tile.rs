@@ -137,12 +137,13 @@ pub struct SharedPlan {
 impl SharedPlan {
     /// The portable forward: Q, then `stages` K tiles, then `stages` V tiles. The output tile is
     /// staged from the start once every warp has read its last V tile.
-    pub const fn portable_forward(tile: TileShape) -> Self {
+    /// Each tile has `pieces` planes (`Dtype::pieces`), one after the other.
+    pub const fn portable_forward(tile: TileShape, pieces: u32) -> Self {
         let q = 0;
-        let k = aligned(q + tile.q_layout().bytes());
-        let k_stage = aligned(tile.k_layout().bytes());
+        let k = aligned(q + pieces * tile.q_layout().bytes());
+        let k_stage = aligned(pieces * tile.k_layout().bytes());
         let v = k + k_stage * tile.stages;
-        let v_stage = aligned(tile.v_layout().bytes());
+        let v_stage = aligned(pieces * tile.v_layout().bytes());
         let bytes = v + v_stage * tile.stages;
         assert!(tile.o_layout().bytes() <= bytes, "the output tile fits where the inputs lay");
         Self { q, k, k_stage, v, v_stage, o: 0, barriers: bytes, works: bytes, bytes }
@@ -150,15 +151,15 @@ impl SharedPlan {
 
     /// As the portable forward, with the block's place among the items and its dropout's seed and
     /// offset behind it: [`Self::works`], 48 and 16 bytes.
-    pub const fn portable_masked(tile: TileShape) -> Self {
-        let plan = Self::portable_forward(tile);
+    pub const fn portable_masked(tile: TileShape, pieces: u32) -> Self {
+        let plan = Self::portable_forward(tile, pieces);
         Self { bytes: plan.works + 64, ..plan }
     }
 
     /// As the portable forward of class `masked`, with 8 bytes a thread for what a boolean mask shows
     /// behind it.
-    pub const fn portable_general(tile: TileShape) -> Self {
-        let plan = Self::portable_masked(tile);
+    pub const fn portable_general(tile: TileShape, pieces: u32) -> Self {
+        let plan = Self::portable_masked(tile, pieces);
         Self { bytes: plan.bytes + tile.warps * 32 * 8, ..plan }
     }
 
@@ -226,10 +227,13 @@ const fn aligned(bytes: u32) -> u32 {
 pub trait Tiling {
     /// The tile sizes.
     const SHAPE: TileShape;
-    /// Blocks that should fit one multiprocessor; caps the registers of a thread.
+    /// Blocks that should fit one multiprocessor; caps the registers of a thread. 0 leaves both to
+    /// the assembler.
     const BLOCKS_PER_SM: u32;
     /// Why these sizes.
     const REASON: &'static str;
+    /// 16-bit pieces of an element that the kernels on this tile compute with (`Dtype::pieces`).
+    const PIECES: u32 = 1;
     /// Whether the warpgroups take turns at issuing products, so that one's products run under
     /// another's softmax.
     const PING_PONG: bool = false;

@@ -13,7 +13,8 @@ pub use crate::backward::tilings::*;
 use crate::tile::{ForwardTiling, HopperTiling, TileShape, Tiling};
 
 macro_rules! tilings {
-    ($($name:ident: $rows:literal x $keys:literal, dims $dim:literal $value_dim:literal,
+    (pieces $pieces:literal;
+     $($name:ident: $rows:literal x $keys:literal, dims $dim:literal $value_dim:literal,
        warps $warps:literal, stages $stages:literal, blocks $blocks:literal,
        $reason:literal;)*) => {
         $(
@@ -32,6 +33,7 @@ macro_rules! tilings {
                 };
                 const BLOCKS_PER_SM: u32 = $blocks;
                 const REASON: &'static str = $reason;
+                const PIECES: u32 = $pieces;
             }
 
             impl ForwardTiling for $name {
@@ -45,6 +47,7 @@ macro_rules! tilings {
 }
 
 tilings! {
+    pieces 1;
     Portable32: 128 x 64, dims 32 32, warps 4, stages 2, blocks 3,
         "32 rows a warp; 24 KB, so that registers, not memory, set three blocks a multiprocessor.";
     General32: 128 x 64, dims 32 32, warps 4, stages 2, blocks 2,
@@ -71,6 +74,15 @@ tilings! {
         "The output is 128 wide, so 32 rows a warp fit; 32 keys keep two stages in 88 KB.";
     Portable64x256: 64 x 64, dims 64 256, warps 4, stages 2, blocks 2,
         "16 rows a warp for 128 output values; the narrow K leaves 64 keys a tile in 88 KB.";
+}
+
+// Of f32, three bf16 pieces an element (see `docs/decisions/0008-f32-by-split-products.md`).
+tilings! {
+    pieces 3;
+    Split64: 64 x 64, dims 64 64, warps 4, stages 1, blocks 0,
+        "16 rows a warp: 32 output values, 64 parts of scores; 6 bytes an element, 72 KB.";
+    Split128: 64 x 32, dims 128 128, warps 4, stages 1, blocks 0,
+        "16 rows a warp: 64 output values; 6 bytes an element leave 32 keys in 96 KB.";
 }
 
 macro_rules! hopper_tilings {

@@ -4,6 +4,7 @@
 //! | --- | --- |
 //! | [`ptx`] | one thin wrapper per instruction; the only place with `asm!` |
 //! | [`options`] | what kernels with options share |
+//! | [`pieces`] | elements multiplied in pieces: f32 |
 //! | [`ring`] | what the hopper kernels share: rings of slots |
 //! | [`tile`] | moving tiles between global memory, shared memory and registers |
 //! | [`forward`] | the forward kernels |
@@ -32,6 +33,7 @@
 pub mod backward;
 pub mod forward;
 pub mod options;
+pub mod pieces;
 pub mod ptx;
 pub mod ring;
 pub mod tile;
@@ -57,6 +59,27 @@ macro_rules! entries {
 /// Which function a row's entry point calls, with which parameters, in which unit of the build
 /// (`KernelSpec::unit`).
 macro_rules! entry {
+    ($name:ident Portable Forward $tiling:ident F32 $mask:ident) => {
+        entry_point!("portable_f32"
+            $name(params: ferroflash_core::params::options::PortableMaskedParams) =
+            forward::portable::masked_block::<tilings::$tiling, axes::F32, axes::$mask>);
+    };
+    ($name:ident Portable Preprocess $tiling:ident F32 $mask:ident) => {
+        entry_point!("portable_f32"
+            $name(params: ferroflash_core::backward::params::options::PreprocessMaskedParams) =
+            backward::stages::preprocess::<axes::F32>);
+    };
+    ($name:ident Portable Backward $tiling:ident F32 $mask:ident) => {
+        entry_point!("portable_f32"
+            $name(params:
+                ferroflash_core::backward::params::options::PortableMaskedBackwardParams) =
+            backward::portable::masked_block::<tilings::$tiling, axes::F32, axes::$mask>);
+    };
+    ($name:ident Portable Convert $tiling:ident F32 $mask:ident) => {
+        entry_point!("portable_f32"
+            $name(params: ferroflash_core::backward::params::options::ConvertMaskedParams) =
+            backward::stages::convert::<axes::F32>);
+    };
     ($name:ident Portable Forward $tiling:ident $element:ident Masked) => {
         entry_point!("portable_forward_options"
             $name(params: ferroflash_core::params::options::PortableMaskedParams) =

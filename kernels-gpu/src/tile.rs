@@ -57,16 +57,16 @@ impl Rows {
 /// What one thread of `THREADS` moves of a tile: one 16-byte chunk of every
 /// `THREADS / chunks_per_row`-th row of each panel. That distance is a multiple of 8, so that the
 /// chunk's swizzled place is the same in each of the thread's rows.
-struct Share {
-    row: u32,
-    chunk: u32,
-    row_step: u32,
-    offset: u32,
+pub(crate) struct Share {
+    pub(crate) row: u32,
+    pub(crate) chunk: u32,
+    pub(crate) row_step: u32,
+    pub(crate) offset: u32,
 }
 
 impl Share {
     #[inline(always)]
-    fn new<const THREADS: u32>(layout: &PanelLayout, thread: u32) -> Self {
+    pub(crate) fn new<const THREADS: u32>(layout: &PanelLayout, thread: u32) -> Self {
         let chunks = layout.panel_columns() / CHUNK_ELEMENTS;
         let (row, chunk) = (thread / chunks, thread % chunks);
         Self { row, chunk, row_step: THREADS / chunks, offset: layout.chunk_offset(row, chunk) }
@@ -287,7 +287,7 @@ impl LaneAddress {
     /// Address in the block `row` (a multiple of 16) rows down and `column` (a multiple of 16)
     /// elements right.
     #[inline(always)]
-    fn block(self, layout: &PanelLayout, row: u32, column: u32) -> u32 {
+    pub(crate) fn block(self, layout: &PanelLayout, row: u32, column: u32) -> u32 {
         let (panel, inner) = (column / layout.panel_columns(), column % layout.panel_columns());
         (self.base ^ (inner * 2)) + panel * layout.panel_bytes() + row * layout.row_bytes()
     }

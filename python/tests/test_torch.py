@@ -32,14 +32,16 @@ def test_head_dimensions(device, dtype, causal, dim):
     check(*tensors(2, 193, 321, 4, 2, dim, device=device, dtype=dtype), causal=causal)
 
 
-def test_float32_on_the_cpu():
-    check(*tensors(2, 33, 65, 4, 2, 40, dtype=torch.float32), causal=True)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dim", [40, 64, 128])
+def test_float32(device, dim):
+    check(*tensors(2, 33, 65, 4, 2, dim, dtype=torch.float32, device=device), causal=True)
 
 
 @gpu
-def test_float32_on_a_gpu_is_refused():
-    with pytest.raises(NotImplementedError, match=r"^q, k, v\b"):
-        call(*tensors(1, 8, 8, 1, 1, 64, dtype=torch.float32, device="cuda"))
+def test_wide_float32_on_a_gpu_is_refused():
+    with pytest.raises(NotImplementedError, match=r"^q, k, v\b.*128"):
+        call(*tensors(1, 8, 8, 1, 1, 136, dtype=torch.float32, device="cuda"))
 
 
 @pytest.mark.parametrize("device", DEVICES)

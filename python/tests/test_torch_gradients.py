@@ -30,6 +30,12 @@ def test_head_dimensions(device, dtype, causal, dim):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dim", [64, 128])
+def test_float32(device, dim):
+    check(*tensors(2, 97, 161, 4, 2, dim, device=device, dtype=torch.float32), causal=True)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("q_len, kv_len", [(1, 1), (1, 130), (130, 5), (70, 64)])
 @pytest.mark.parametrize("align", ["top-left", "bottom-right"])
 def test_causal_of_unequal_lengths(device, q_len, kv_len, align):

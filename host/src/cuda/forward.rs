@@ -267,8 +267,9 @@ pub(super) fn strides(raw: &Raw) -> Strides {
 }
 
 /// A `[batch, row, head, channel]` or `[row, head, channel]` tensor of `size`-byte elements as
-/// kernels take it.
+/// kernels take it: in units of 16 bits.
 pub(super) fn device_tensor(raw: &Raw, size: usize) -> DeviceTensor {
+    let units = size / 2;
     let strides = strides(raw);
     let aligned = [strides.batch, strides.row, strides.head]
         .iter()
@@ -277,8 +278,12 @@ pub(super) fn device_tensor(raw: &Raw, size: usize) -> DeviceTensor {
         .fold(16, |all, part| all | part);
     DeviceTensor {
         address: raw.address as u64,
-        strides,
-        channels: raw.dims()[raw.dims().len() - 1] as u32,
+        strides: Strides {
+            batch: strides.batch.wrapping_mul(units as i64),
+            row: strides.row.wrapping_mul(units as i64),
+            head: strides.head.wrapping_mul(units as i64),
+        },
+        channels: (raw.dims()[raw.dims().len() - 1] * units) as u32,
         access_bytes: 1 << aligned.trailing_zeros().min(4),
     }
 }

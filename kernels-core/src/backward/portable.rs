@@ -1,5 +1,6 @@
 //! The portable backward kernel's division of work, shared memory and fragments.
 
+use crate::axes::Dtype;
 use crate::fragment::Fragment;
 use crate::swizzle::PanelLayout;
 use crate::tile::{MMA_ROWS, TILE_ALIGNMENT, TileShape, Tiling};
@@ -23,8 +24,12 @@ pub struct PortableBackwardPlan {
     /// Warps that own the same keys: each forms Sᵀ and dPᵀ for a part of the queries, and dK and
     /// dV for a part of the channels.
     pub splits: u32,
+    /// Groups of warps that own the same keys, of which one forms dK and one dV and dQ; else 1.
+    pub roles: u32,
     /// Queries whose scores a warp holds at a time.
     pub queries_at_once: u32,
+    /// Warps that form dQ.
+    pub dq_warps: u32,
     /// 16-row tiles of dQ that a warp forms.
     pub dq_row_tiles: u32,
     /// Channels of dQ that a warp forms.
@@ -59,8 +64,12 @@ pub struct PortableBackwardPlan {
 impl PortableBackwardPlan {
     /// The plan of a tile. Two row tiles a warp halve its reads of Q and dO, and are taken where a
     /// warp then still owns its keys alone. Else one row tile with V in registers, if so the block
-    /// fits a consumer card; a larger block has two row tiles, and warps that share keys.
-    pub const fn new(tile: TileShape) -> Self {
+    /// fits a consumer card; a larger block has two row tiles, and warps that share keys. Of
+    /// elements of several `pieces`, see [`Self::split`].
+    pub const fn new(tile: TileShape, pieces: u32) -> Self {
+        if pieces > 1 {
+            return Self::split(tile, pieces);
+        }
         let paired = Self::with(tile, 2, false);
         if paired.splits == 1 {
             return paired;
@@ -95,7 +104,9 @@ impl PortableBackwardPlan {
         Self {
             row_tiles,
             splits,
+            roles: 1,
             queries_at_once,
+            dq_warps: tile.warps,
             dq_row_tiles,
             dq_columns,
             values_in_registers,
@@ -113,6 +124,58 @@ impl PortableBackwardPlan {
         }
     }
 
+    /// The plan for elements of several pieces, each a plane: one row tile, K and V, one Q and one
+    /// dO tile, and dSᵀ. Where that is more than a consumer card has, dSᵀ takes the place of dO
+    /// once dV is formed. Twice as many warps as 16 keys have roles, where a thread cannot hold the
+    /// gradients of both K and V. A warp's dQ is formed 32 channels at a time.
+    const fn split(tile: TileShape, pieces: u32) -> Self {
+        let roles = tile.warps * MMA_ROWS / tile.kv_columns;
+        let k = 0;
+        let v = aligned(k + pieces * tile.k_layout().bytes());
+        let q = aligned(v + pieces * tile.v_layout().bytes());
+        let q_stage = aligned(pieces * tile.q_layout().bytes());
+        let d_o = q + q_stage;
+        let d_o_stage = aligned(pieces * tile.o_layout().bytes());
+        let end = d_o + d_o_stage;
+        let ds_bytes = aligned(pieces * Self::transposed_layout(tile).bytes());
+        let state_bytes = 2 * tile.q_rows * 4 + 32;
+        let fits = end + ds_bytes + state_bytes + PLACE_BYTES <= CONSUMER_SHARED_BYTES;
+        assert!(ds_bytes <= d_o_stage, "dS fits where dO has been");
+        let (ds, rows) = if fits { (end, end + ds_bytes) } else { (d_o, end) };
+        Self {
+            row_tiles: 1,
+            splits: 1,
+            roles,
+            queries_at_once: tile.q_rows,
+            dq_warps: tile.warps / roles,
+            dq_row_tiles: 1,
+            dq_columns: 32,
+            values_in_registers: false,
+            k,
+            v,
+            q,
+            q_stage,
+            d_o,
+            d_o_stage,
+            ds,
+            p: ds,
+            rows,
+            work: rows + state_bytes - 32,
+            bytes: rows + state_bytes,
+        }
+    }
+
+    /// Whether dSᵀ lies where dO has been.
+    pub const fn replaces_d_o(&self) -> bool {
+        self.ds == self.d_o
+    }
+
+    /// Groups of channels of dQ, [`Self::dq_columns`] each, that a warp forms one after the other.
+    pub const fn dq_groups(&self, tile: TileShape) -> u32 {
+        let row_groups = tile.q_rows / (MMA_ROWS * self.dq_row_tiles);
+        tile.head_dim * row_groups / (self.dq_warps * self.dq_columns)
+    }
+
     /// Layout of Pᵀ and of dSᵀ.
     pub const fn transposed_layout(tile: TileShape) -> PanelLayout {
         PanelLayout { rows: tile.kv_columns, columns: tile.q_rows }
@@ -124,18 +187,25 @@ impl PortableBackwardPlan {
     }
 
     /// `mma` instructions of a warp: the five products of one step, unrolled, written once.
-    pub const fn matrix_instructions(tile: TileShape) -> u32 {
-        let plan = Self::new(tile);
+    pub const fn matrix_instructions(tile: TileShape, dtype: Dtype) -> u32 {
+        let plan = Self::new(tile, dtype.pieces());
         let channels = tile.head_dim + tile.value_dim;
         let scores = plan.row_tiles * (tile.q_rows / plan.splits / 8) * (channels / 16);
         let keys = plan.row_tiles * (plan.owned(channels) / 8) * (tile.q_rows / 16);
-        let queries = plan.dq_row_tiles * (plan.dq_columns / 8) * (tile.kv_columns / 16);
-        scores + keys + queries
+        let groups = if dtype.pieces() > 1 { plan.dq_groups(tile) } else { 1 };
+        let dq_columns = groups * plan.dq_columns;
+        let queries = plan.dq_row_tiles * (dq_columns / 8) * (tile.kv_columns / 16);
+        dtype.products() * (scores + keys + queries)
     }
 
     /// Block-wide barriers in the body.
-    pub const fn barriers(tile: TileShape) -> u32 {
-        let plan = Self::new(tile);
+    pub const fn barriers(tile: TileShape, dtype: Dtype) -> u32 {
+        let plan = Self::new(tile, dtype.pieces());
+        if dtype.pieces() > 1 {
+            // The block's work; two a step, and two around dS where dO has been; two around an
+            // ordered sum.
+            return 1 + 2 + 2 * plan.replaces_d_o() as u32 + 2;
+        }
         // The block's work; two around V's way into registers; two a step, and one more where a
         // lone dO tile must be free early; two around an ordered sum; two around dK and dV.
         let values = if plan.values_in_registers { 2 } else { 0 };
@@ -152,9 +222,9 @@ const fn aligned(bytes: u32) -> u32 {
 pub trait PortableBackwardTiling: Tiling {
     /// A thread's share of the scores that a warp holds at a time.
     type Scores: Fragment;
-    /// Of dK.
+    /// Of dK; with roles, of dK or dV.
     type KeyGradient: Fragment;
-    /// Of dV.
+    /// Of dV; with roles, nothing.
     type ValueGradient: Fragment;
     /// Of dQ.
     type QueryGradient: Fragment;
@@ -163,16 +233,19 @@ pub trait PortableBackwardTiling: Tiling {
     /// Holds when the fragments have the lengths that the shape implies.
     const PORTABLE_CHECKED: () = {
         let tile = Self::SHAPE;
-        let plan = PortableBackwardPlan::new(tile);
+        let plan = PortableBackwardPlan::new(tile, Self::PIECES);
         let row = plan.row_tiles * 4;
         assert!(Self::Scores::LEN as u32 == row * plan.queries_at_once / 8);
         assert!(Self::KeyGradient::LEN as u32 == row * plan.owned(tile.head_dim) / 8);
-        assert!(Self::ValueGradient::LEN as u32 == row * plan.owned(tile.value_dim) / 8);
+        let dv = if plan.roles > 1 { 0 } else { row * plan.owned(tile.value_dim) / 8 };
+        assert!(Self::ValueGradient::LEN as u32 == dv);
+        assert!(plan.roles == 1 || (plan.roles == 2 && tile.head_dim == tile.value_dim));
         let dq = plan.dq_row_tiles * 4 * plan.dq_columns / 8;
         assert!(Self::QueryGradient::LEN as u32 == dq);
         let values = if plan.values_in_registers { tile.value_dim / 4 } else { 0 };
         assert!(Self::Values::LEN as u32 == values);
-        assert!(tile.kv_columns * plan.splits == tile.warps * plan.row_tiles * MMA_ROWS);
+        let owners = tile.warps / plan.roles;
+        assert!(tile.kv_columns * plan.splits == owners * plan.row_tiles * MMA_ROWS);
         assert!(plan.owned(tile.head_dim).is_multiple_of(16));
         assert!(plan.owned(tile.value_dim).is_multiple_of(16));
         assert!(plan.dq_columns.is_multiple_of(16));

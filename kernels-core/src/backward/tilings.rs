@@ -30,7 +30,8 @@ impl Tiling for BackwardRows {
 }
 
 macro_rules! portable_tilings {
-    ($($name:ident: $rows:literal x $keys:literal, dims $dim:literal $value_dim:literal,
+    (pieces $pieces:literal;
+     $($name:ident: $rows:literal x $keys:literal, dims $dim:literal $value_dim:literal,
        warps $warps:literal, stages $stages:literal, blocks $blocks:literal,
        $reason:literal;)*) => {
         $(
@@ -39,7 +40,8 @@ macro_rules! portable_tilings {
             pub struct $name;
 
             impl $name {
-                const PLAN: PortableBackwardPlan = PortableBackwardPlan::new(Self::SHAPE);
+                const PLAN: PortableBackwardPlan =
+                    PortableBackwardPlan::new(Self::SHAPE, $pieces);
             }
 
             impl Tiling for $name {
@@ -53,6 +55,7 @@ macro_rules! portable_tilings {
                 };
                 const BLOCKS_PER_SM: u32 = $blocks;
                 const REASON: &'static str = $reason;
+                const PIECES: u32 = $pieces;
             }
 
             impl PortableBackwardTiling for $name {
@@ -60,8 +63,11 @@ macro_rules! portable_tilings {
                     [f32; ($name::PLAN.row_tiles * $name::PLAN.queries_at_once / 2) as usize];
                 type KeyGradient =
                     [f32; ($name::PLAN.row_tiles * $name::PLAN.owned($dim) / 2) as usize];
-                type ValueGradient =
-                    [f32; ($name::PLAN.row_tiles * $name::PLAN.owned($value_dim) / 2) as usize];
+                type ValueGradient = [f32; if $name::PLAN.roles > 1 {
+                    0
+                } else {
+                    ($name::PLAN.row_tiles * $name::PLAN.owned($value_dim) / 2) as usize
+                }];
                 type QueryGradient =
                     [f32; ($name::PLAN.dq_row_tiles * $name::PLAN.dq_columns / 2) as usize];
                 type Values =
@@ -74,6 +80,7 @@ macro_rules! portable_tilings {
 }
 
 portable_tilings! {
+    pieces 1;
     PortableBackward32: 64 x 128, dims 32 32, warps 4, stages 2, blocks 2,
         "32 keys a warp: every Q and dO fragment serves two products; 58 KB, two blocks.";
     PortableBackward64: 64 x 128, dims 64 64, warps 4, stages 2, blocks 2,
@@ -92,4 +99,13 @@ portable_tilings! {
         "Two warps share 16 keys, since a lone one would hold 160 gradients; 74 KB.";
     PortableBackward64x256: 32 x 64, dims 64 256, warps 8, stages 2, blocks 1,
         "Two warps share 16 keys, since a lone one would hold 160 gradients; 57 KB.";
+}
+
+// Of f32, three bf16 pieces an element (see `docs/decisions/0008-f32-by-split-products.md`).
+portable_tilings! {
+    pieces 3;
+    SplitBackward64: 32 x 64, dims 64 64, warps 4, stages 1, blocks 0,
+        "16 keys a warp, 64 gradients; 6 bytes an element, one Q and one dO tile: 85 KB.";
+    SplitBackward128: 32 x 32, dims 128 128, warps 4, stages 1, blocks 0,
+        "Two warps share 16 keys, dK one's and dV the other's; dS lies where dO was, in 97 KB.";
 }

@@ -245,6 +245,16 @@ macro_rules! kernel_table {
             hopper_forward_d64x256_bf16_causal = Hopper Forward<Hopper64x256, Bf16, Causal>;
             hopper_forward_d64x256_f16_full = Hopper Forward<Hopper64x256, F16, Full>;
             hopper_forward_d64x256_f16_causal = Hopper Forward<Hopper64x256, F16, Causal>;
+            portable_forward_d64_f32_masked = Portable Forward<Split64, F32, Masked>;
+            portable_forward_d64_f32_general = Portable Forward<Split64, F32, General>;
+            portable_forward_d128_f32_masked = Portable Forward<Split128, F32, Masked>;
+            portable_forward_d128_f32_general = Portable Forward<Split128, F32, General>;
+            portable_preprocess_f32_masked = Portable Preprocess<BackwardRows, F32, Masked>;
+            portable_backward_d64_f32_masked = Portable Backward<SplitBackward64, F32, Masked>;
+            portable_backward_d64_f32_general = Portable Backward<SplitBackward64, F32, General>;
+            portable_backward_d128_f32_masked = Portable Backward<SplitBackward128, F32, Masked>;
+            portable_backward_d128_f32_general = Portable Backward<SplitBackward128, F32, General>;
+            portable_convert_f32_masked = Portable Convert<BackwardRows, F32, Masked>;
         }
     };
 }

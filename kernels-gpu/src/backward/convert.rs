@@ -16,7 +16,8 @@ use ferroflash_core::tile::Tiling;
 
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::{
-    dynamic_shared, load_global_u32, load_global_v4, store_shared_u16, store_shared_u32,
+    dynamic_shared, load_global_u32, load_global_v4, store_global_f32, store_shared_u16,
+    store_shared_u32,
 };
 use crate::ptx::thread::{block_idx_x, sync_threads, thread_idx_x};
 use crate::ptx::warp::shuffle_xor;
@@ -70,6 +71,24 @@ unsafe fn stage_values<E: MatrixElement>(
     let place = shared + TILE.element_offset(row, column + first);
     store_shared_u32(place, pairs[0]);
     store_shared_u32(place + 4, pairs[1]);
+}
+
+/// Writes such a block of f32, in values' order, to the rows and channels that exist.
+#[inline(always)]
+unsafe fn write_values(sums: [f32; 4], rows: Rows, row: u32, column: u32, lane: u32) {
+    let (row, column) = (row + lane % 8 + lane / 16 * 8, column + lane / 8 % 2);
+    if row >= rows.count {
+        return;
+    }
+    let to = rows.address.wrapping_add((row as i64 * rows.stride) as u64);
+    let mut index = 0;
+    while index < 4 {
+        let byte = (column + index as u32 * 2) * 4;
+        if byte < rows.bytes {
+            store_global_f32(to.wrapping_add(byte as u64), sums[index]);
+        }
+        index += 1;
+    }
 }
 
 /// A block of 16 channels by 8 rows.
@@ -147,6 +166,18 @@ pub unsafe fn block<E: MatrixElement>(params: &ConvertParams) {
         }
         index += 1;
     }
+    let batch = divide(batch_head, params.q_heads);
+    let head = batch_head - batch * params.q_heads;
+    let rows = Rows::of(&params.dq, batch, head, first_row, params.q_len);
+    if E::PIECES > 1 {
+        let mut index = 0;
+        while index < BLOCKS {
+            let (row, column) = place(index as u32, is_transposed);
+            write_values(sums[index], rows, warp_row + row, first_column + column, lane);
+            index += 1;
+        }
+        return;
+    }
     let mut index = 0;
     while index < BLOCKS {
         let (row, column) = place(index as u32, is_transposed);
@@ -161,9 +192,6 @@ pub unsafe fn block<E: MatrixElement>(params: &ConvertParams) {
         index += 1;
     }
     sync_threads();
-    let batch = divide(batch_head, params.q_heads);
-    let head = batch_head - batch * params.q_heads;
-    let rows = Rows::of(&params.dq, batch, head, first_row, params.q_len);
     let rows = Rows {
         address: rows.address + (first_column * 2) as u64,
         bytes: rows.bytes.saturating_sub(first_column * 2),

@@ -23,9 +23,7 @@ use ferroflash_core::tile::Tiling;
 
 use crate::ptx::math::fma;
 use crate::ptx::matrix::MatrixElement;
-use crate::ptx::memory::{
-    load_global_f32, load_global_u16, load_global_v4, store_global_f32, store_global_v4,
-};
+use crate::ptx::memory::{load_global_f32, load_global_v4, store_global_f32, store_global_v4};
 use crate::ptx::thread::{block_idx_x, grid_dim_x, thread_idx_x};
 use crate::ptx::warp::{any, shuffle_xor};
 use crate::tile::Rows;
@@ -37,20 +35,6 @@ const _: () = assert!(ROWS == LSE_ROWS);
 const ROWS_PER_WARP: u32 = BackwardRows::SHAPE.rows_per_warp();
 /// Rows that a lane reads before it uses any.
 const AT_ONCE: usize = 4;
-
-/// Sum of the products of eight pairs of values.
-#[inline(always)]
-fn dot<E: MatrixElement>(a: [u32; 4], b: [u32; 4], sum: f32) -> f32 {
-    let mut sum = sum;
-    let mut index = 0;
-    while index < 4 {
-        let (a, b) = (E::unpack(a[index]), E::unpack(b[index]));
-        sum = fma(a[0], b[0], sum);
-        sum = fma(a[1], b[1], sum);
-        index += 1;
-    }
-    sum
-}
 
 /// One warp's rows.
 struct Warp<'a> {
@@ -110,7 +94,7 @@ impl Warp<'_> {
             }
             let mut step = 0;
             while step < AT_ONCE {
-                let mut sum = dot::<E>(read[step].0, read[step].1, 0.0);
+                let mut sum = E::dot(read[step].0, read[step].1, 0.0);
                 let mut distance = 16;
                 while distance > 0 {
                     // Beyond a row's lanes are another's.
@@ -136,12 +120,12 @@ impl Warp<'_> {
         while row < ROWS_PER_WARP {
             let mut sum = 0.0;
             let (from, gradient) = (o.from_row(row), d_o.from_row(row));
-            let mut byte = self.lane * 2;
+            let mut byte = self.lane * E::BYTES;
             while byte < o.bytes && row < o.count {
-                let a = E::unpack(load_global_u16(from.address + byte as u64) as u32);
-                let b = E::unpack(load_global_u16(gradient.address + byte as u64) as u32);
-                sum = fma(a[0], b[0], sum);
-                byte += 64;
+                let a = E::load(from.address + byte as u64);
+                let b = E::load(gradient.address + byte as u64);
+                sum = fma(a, b, sum);
+                byte += 32 * E::BYTES;
             }
             let mut distance = 16;
             while distance > 0 {

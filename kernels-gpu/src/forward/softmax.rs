@@ -10,6 +10,10 @@ use ferroflash_core::fragment::Fragment;
 use crate::ptx::math::{exp2, fma, log2, max};
 use crate::ptx::warp::{any, shuffle_xor};
 
+/// The same for an f32 probability: at 16 the rounding is 2⁻²⁰, the largest that its bound leaves
+/// room for. Larger scores lose as much by their own rounding.
+pub(super) const LARGE_F32_OFFSET: f32 = 16.0;
+
 /// Beyond this magnitude of `row_max · scale_log2`, the rounding of that product no longer vanishes
 /// in a 16-bit probability: at 512 it is 2⁻¹⁵, well under half a unit of binary16 at 1.
 pub(super) const LARGE_OFFSET: f32 = 512.0;
@@ -42,7 +46,7 @@ pub struct Advance {
 impl ThreadRows {
     /// Takes in the maxima of a tile's raw scores, of `tiles` 8-column tiles a row tile: row
     /// `row < rows` is in row tile `row / 2`, in its half `row % 2`. All rows at once, since each
-    /// maximum and each exchange waits for the one before.
+    /// maximum and each exchange waits for the one before. Offsets beyond `large` are enormous.
     ///
     /// # Safety
     /// All lanes of the warp call this alike, and `scores` has `tiles · 4` values a row tile.
@@ -53,6 +57,7 @@ impl ThreadRows {
         rows: usize,
         tiles: usize,
         scale_log2: f32,
+        large: f32,
     ) -> Advance {
         let mut new_max = self.row_max;
         let mut chains = [f32::NEG_INFINITY; 4];
@@ -93,8 +98,7 @@ impl ThreadRows {
                 advance.rescale[row] = exp2((self.row_max[row] - new_max[row]) * scale_log2);
             }
             self.row_sum[row] *= advance.rescale[row];
-            advance.is_needed |=
-                advance.rescale[row] != 1.0 || advance.offset[row].abs() > LARGE_OFFSET;
+            advance.is_needed |= advance.rescale[row] != 1.0 || advance.offset[row].abs() > large;
             row += 1;
         }
         self.row_max = new_max;
@@ -113,9 +117,10 @@ impl ThreadRows {
         rows: usize,
         tiles: usize,
         advance: &mut Advance,
+        large: f32,
     ) {
         let [a, b, c, d] = advance.offset;
-        if !any(max(max(a.abs(), b.abs()), max(c.abs(), d.abs())) > LARGE_OFFSET) {
+        if !any(max(max(a.abs(), b.abs()), max(c.abs(), d.abs())) > large) {
             return;
         }
         let mut row = 0;

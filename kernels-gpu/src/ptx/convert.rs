@@ -24,6 +24,19 @@ pub fn pack_f16x2(low: f32, high: f32) -> u32 {
     pair
 }
 
+/// `prmt.b32` (PTX ISA, "prmt"): the upper halves of two words, `low`'s in the low half. Of f32s
+/// these are the bfloat16 next to them towards zero.
+#[inline(always)]
+pub fn upper_halves(low: u32, high: u32) -> u32 {
+    let pair: u32;
+    // SAFETY: a pure function of registers.
+    unsafe {
+        ptx_asm!("prmt.b32 {0}, {1}, {2}, 0x7632;", out(reg32) pair, in(reg32) low,
+            in(reg32) high, options(pure, nomem, nostack));
+    }
+    pair
+}
+
 /// The two bfloat16 of a pair, the low one first: their bits are the upper halves of f32s.
 #[inline(always)]
 pub fn unpack_bf16x2(pair: u32) -> [f32; 2] {

@@ -21,6 +21,19 @@ pub fn max(a: f32, b: f32) -> f32 {
     larger
 }
 
+/// `add.rn.f32` (PTX ISA, "add"), where it stands: the compiler would move a sum that a later block
+/// alone needs there, and keep both operands in registers until then.
+#[inline(always)]
+pub fn add_here(a: f32, b: f32) -> f32 {
+    let sum: f32;
+    // SAFETY: a function of registers; not `pure`, so that it stays in its place.
+    unsafe {
+        ptx_asm!("add.rn.f32 {0}, {1}, {2};", out(reg32) sum, in(reg32) a, in(reg32) b,
+            options(nomem, nostack));
+    }
+    sum
+}
+
 /// `ex2.approx.ftz.f32` (PTX ISA, "ex2"): 2 to the power `x`, within 2 units in the last place;
 /// exactly 0 for `-∞` and 1 for 0.
 #[inline(always)]

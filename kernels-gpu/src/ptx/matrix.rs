@@ -1,11 +1,43 @@
 //! Warp-wide matrix instructions. Operand layouts: `ferroflash_core::fragment`.
 
-use ferroflash_core::axes::{Bf16, Element, F16};
+use ferroflash_core::axes::{Bf16, Element, F16, F32};
 
 use super::convert::{max_bf16x2, max_f16x2, pack_bf16x2, pack_f16x2, unpack_bf16x2, unpack_f16x2};
+use super::math::fma;
+use super::memory::{load_global_f32, load_global_u16};
 
-/// An element type the tensor cores multiply.
+/// An element type the tensor cores multiply: whole if it has 16 bits, else in pieces of 16 bits,
+/// of which pairs and products are then (see `pieces`).
 pub trait MatrixElement: Element {
+    /// Pieces of an element.
+    const PIECES: u32 = Self::DTYPE.pieces();
+
+    /// Bytes of an element.
+    const BYTES: u32 = Self::DTYPE.bytes() as u32;
+
+    /// `sum` and the products of the elements that two times 16 bytes hold.
+    #[inline(always)]
+    fn dot(a: [u32; 4], b: [u32; 4], sum: f32) -> f32 {
+        let mut sum = sum;
+        let mut index = 0;
+        while index < 4 {
+            let (a, b) = (Self::unpack(a[index]), Self::unpack(b[index]));
+            sum = fma(a[0], b[0], sum);
+            sum = fma(a[1], b[1], sum);
+            index += 1;
+        }
+        sum
+    }
+
+    /// One element that no one writes during the kernel.
+    ///
+    /// # Safety
+    /// `address` is aligned to [`Self::BYTES`] and readable.
+    #[inline(always)]
+    unsafe fn load(address: u64) -> f32 {
+        Self::unpack(load_global_u16(address) as u32)[0]
+    }
+
     /// Two values rounded to nearest, `low` in the low half.
     fn pack(low: f32, high: f32) -> u32;
 
@@ -24,8 +56,10 @@ pub trait MatrixElement: Element {
 }
 
 macro_rules! matrix_element {
-    ($element:ty, $name:literal, $pack:ident, $unpack:ident, $max:ident) => {
+    ($element:ty, $name:literal, $pack:ident, $unpack:ident, $max:ident $(, $more:item)*) => {
         impl MatrixElement for $element {
+            $($more)*
+
             #[inline(always)]
             fn pack(low: f32, high: f32) -> u32 {
                 $pack(low, high)
@@ -62,6 +96,27 @@ macro_rules! matrix_element {
 }
 matrix_element!(Bf16, "bf16", pack_bf16x2, unpack_bf16x2, max_bf16x2);
 matrix_element!(F16, "f16", pack_f16x2, unpack_f16x2, max_f16x2);
+matrix_element!(
+    F32,
+    "bf16",
+    pack_bf16x2,
+    unpack_bf16x2,
+    max_bf16x2,
+    #[inline(always)]
+    fn dot(a: [u32; 4], b: [u32; 4], sum: f32) -> f32 {
+        let mut sum = sum;
+        let mut index = 0;
+        while index < 4 {
+            sum = fma(f32::from_bits(a[index]), f32::from_bits(b[index]), sum);
+            index += 1;
+        }
+        sum
+    },
+    #[inline(always)]
+    unsafe fn load(address: u64) -> f32 {
+        load_global_f32(address)
+    }
+);
 
 /// `ldmatrix.sync.aligned.m8n8.x4.shared.b16` (PTX ISA, "ldmatrix"): four 8×8 matrices of 16-bit
 /// elements; lanes 8i .. 8i+8 give the addresses of the rows of matrix i, and register i holds this

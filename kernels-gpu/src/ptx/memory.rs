@@ -87,6 +87,29 @@ pub unsafe fn load_global_f32_if(address: u64, is_there: bool) -> f32 {
     value
 }
 
+/// 16 bytes; as [`load_global_f32_if`], with `ld.global.nc.v4.u32`.
+///
+/// # Safety
+/// `address` is aligned to 16 and, where `is_there`, readable.
+#[inline(always)]
+pub unsafe fn load_global_v4_if(address: u64, is_there: bool) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    ptx_asm!(
+        "{{",
+        ".reg .pred there;",
+        "setp.ne.u32 there, {5}, 0;",
+        "mov.u32 {0}, 0;",
+        "mov.u32 {1}, 0;",
+        "mov.u32 {2}, 0;",
+        "mov.u32 {3}, 0;",
+        "@there ld.global.nc.v4.u32 {{{0}, {1}, {2}, {3}}}, [{4}];",
+        "}}",
+        out(reg32) a, out(reg32) b, out(reg32) c, out(reg32) d, in(reg64) address,
+        in(reg32) is_there as u32, options(nostack, readonly)
+    );
+    [a, b, c, d]
+}
+
 /// A byte; as [`load_global_f32_if`], with `ld.global.nc.u8`.
 ///
 /// # Safety
@@ -171,6 +194,16 @@ pub unsafe fn store_global_u16(address: u64, value: u16) {
 #[inline(always)]
 pub unsafe fn store_global_f32(address: u64, value: f32) {
     ptx_asm!("st.global.f32 [{0}], {1};", in(reg64) address, in(reg32) value, options(nostack));
+}
+
+/// `st.global.v2.f32` (PTX ISA, "st"): 8 bytes.
+///
+/// # Safety
+/// `address` is aligned to 8, and this thread's to write.
+#[inline(always)]
+pub unsafe fn store_global_v2_f32(address: u64, value: [f32; 2]) {
+    ptx_asm!("st.global.v2.f32 [{0}], {{{1}, {2}}};", in(reg64) address, in(reg32) value[0],
+        in(reg32) value[1], options(nostack));
 }
 
 /// `st.global.v4.u32` (PTX ISA, "st"): 16 bytes.

@@ -118,11 +118,15 @@ fn support(devices: &[(&str, Limits)]) -> Vec<Value> {
     rows.push(of_type::<bf16>("bf16", devices));
     rows.push(of_type::<f16>("f16", devices));
     rows.push(of_type::<f32>("f32", devices));
-    let ranges: Vec<Value> =
-        DIRECTIONS.iter().flat_map(|direction| channels(devices, *direction)).collect();
-    rows.push(json!({
-        "feature": "head dimensions, of keys and of values each", "answers": ranges,
-    }));
+    let of_16_bits: &[Dtype] = &[Dtype::Bf16, Dtype::F16];
+    for (dtypes, name) in [(of_16_bits, ""), (&[Dtype::F32], " of f32")] {
+        let of = |direction: &Direction| channels(devices, *direction, dtypes);
+        let ranges: Vec<Value> = DIRECTIONS.iter().flat_map(of).collect();
+        rows.push(json!({
+            "feature": format!("head dimensions{name}, of keys and of values each"),
+            "answers": ranges,
+        }));
+    }
     rows
 }
 
@@ -197,7 +201,7 @@ fn reason(why: &Error, dtype: Dtype) -> String {
 
 /// The largest head dimension from 1 without a gap that each backend takes, alone and with the
 /// least and the largest of values.
-fn channels(devices: &[(&str, Limits)], direction: Direction) -> Vec<Value> {
+fn channels(devices: &[(&str, Limits)], direction: Direction, dtypes: &[Dtype]) -> Vec<Value> {
     let of =
         |sizes: (usize, usize)| Attention::new(shape(1, (1, 1), (4, 4), sizes)).mask(Mask::full());
     let most = |runs: &dyn Fn(&Attention) -> bool| {
@@ -219,9 +223,7 @@ fn channels(devices: &[(&str, Limits)], direction: Direction) -> Vec<Value> {
     let mut lines = vec![line("cpu", most(&runs_on_cpu))];
     for (name, limits) in devices {
         let runs = |attention: &Attention| {
-            [Dtype::Bf16, Dtype::F16]
-                .into_iter()
-                .all(|dtype| kernel_for(attention, dtype, limits, direction).is_ok())
+            dtypes.iter().all(|dtype| kernel_for(attention, *dtype, limits, direction).is_ok())
         };
         lines.push(line(name, most(&runs)));
     }

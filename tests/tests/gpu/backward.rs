@@ -40,6 +40,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         let name = format!("{}/{form}/thirty_ordered_runs_are_bitwise_equal", spec.name);
         trials.push(trial(name, is_possible, move || match spec.dtype {
             Dtype::F16 => thirty_ordered_runs_are_bitwise_equal::<f16>(spec, form),
+            Dtype::F32 => thirty_ordered_runs_are_bitwise_equal::<f32>(spec, form),
             _ => thirty_ordered_runs_are_bitwise_equal::<bf16>(spec, form),
         }));
     }
@@ -50,7 +51,7 @@ fn compare(spec: &'static KernelSpec, form: Form, workload: &Workload) {
     match spec.dtype {
         Dtype::Bf16 => compare_as::<bf16>(spec, form, workload),
         Dtype::F16 => compare_as::<f16>(spec, form, workload),
-        Dtype::F32 => panic!("no GPU kernel computes f32"),
+        Dtype::F32 => compare_as::<f32>(spec, form, workload),
     }
 }
 

@@ -22,6 +22,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         let name = format!("{}/{form}/thirty_runs_are_bitwise_equal", spec.name);
         trials.push(trial(name, is_possible, move || match spec.dtype {
             ferroflash::Dtype::F16 => thirty_runs_are_bitwise_equal::<f16>(spec, form),
+            ferroflash::Dtype::F32 => thirty_runs_are_bitwise_equal::<f32>(spec, form),
             _ => thirty_runs_are_bitwise_equal::<bf16>(spec, form),
         }));
     }

@@ -41,14 +41,15 @@ const GROUP_MS: f32 = 2.0;
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     for (spec, form, is_possible) in kernels_and_forms(Direction::Forward) {
-        if spec.mask > MaskClass::Causal {
-            // What their options cost is timed by `bench_options`.
+        if spec.mask > MaskClass::Causal && spec.dtype != Dtype::F32 {
+            // What their options cost is timed by `bench_options`; of f32 there are no others.
             continue;
         }
         for len in [1024, 4096, 16_384] {
             let name = format!("bench/{}/{form}/s{len}", spec.name);
             trials.push(trial(name, is_possible, move || match spec.dtype {
                 Dtype::F16 => time::<f16>(spec, form, len),
+                Dtype::F32 => time::<f32>(spec, form, len),
                 _ => time::<bf16>(spec, form, len),
             }));
         }
@@ -60,6 +61,7 @@ pub(crate) fn trials() -> Vec<Trial> {
             let is_ordered = !order.is_empty();
             trials.push(trial(name, is_possible, move || match spec.dtype {
                 Dtype::F16 => time_backward::<f16>(spec, form, len, is_ordered),
+                Dtype::F32 => time_backward::<f32>(spec, form, len, is_ordered),
                 _ => time_backward::<bf16>(spec, form, len, is_ordered),
             }));
         }
@@ -104,7 +106,7 @@ macro_rules! pooled {
         }
     )*};
 }
-pooled!(bf16 f16);
+pooled!(bf16 f16 f32);
 
 /// Sizes and mask of the call that a kernel is timed on.
 fn call(spec: &KernelSpec, len: usize) -> (Shape, Mask) {

@@ -149,6 +149,7 @@ pub(crate) fn trials() -> Vec<Trial> {
             }
             trials.push(trial(name, is_possible, move || match spec.dtype {
                 Dtype::F16 => time::<f16>(spec, form, point, dims),
+                Dtype::F32 => time::<f32>(spec, form, point, dims),
                 _ => time::<bf16>(spec, form, point, dims),
             }));
         }

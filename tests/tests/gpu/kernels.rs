@@ -19,8 +19,11 @@ use crate::workloads::{Workload, workloads};
 use crate::{kernels_and_forms, trial};
 
 /// Kernels whose workloads the tiled CPU path runs as well.
-const ON_THE_CPU: &[&str] =
-    &["portable_forward_d64_bf16_general", "portable_forward_d192x128_f16_full"];
+const ON_THE_CPU: &[&str] = &[
+    "portable_forward_d64_bf16_general",
+    "portable_forward_d192x128_f16_full",
+    "portable_forward_d64_f32_general",
+];
 
 /// `KERNEL/FORM/WORKLOAD`, and `sanitize/KERNEL/FORM` for a few small ones in one process.
 pub(crate) fn trials() -> Vec<Trial> {
@@ -48,7 +51,8 @@ pub(crate) fn trials() -> Vec<Trial> {
             trials.push(Trial::test(name, move || {
                 match spec.dtype {
                     Dtype::F16 => compare_on_the_cpu::<f16>(&workload),
-                    _ => compare_on_the_cpu::<bf16>(&workload),
+                    Dtype::F32 => compare_on_the_cpu::<f32>(&workload),
+                    Dtype::Bf16 => compare_on_the_cpu::<bf16>(&workload),
                 }
                 Ok(())
             }));
@@ -61,7 +65,7 @@ fn compare(spec: &'static KernelSpec, form: Form, workload: &Workload) {
     match spec.dtype {
         Dtype::Bf16 => compare_as::<bf16>(spec, form, workload),
         Dtype::F16 => compare_as::<f16>(spec, form, workload),
-        Dtype::F32 => panic!("no GPU kernel computes f32"),
+        Dtype::F32 => compare_as::<f32>(spec, form, workload),
     }
 }
 

@@ -20,6 +20,7 @@ pub(crate) fn trials() -> Vec<Trial> {
             let name = format!("{}/{form}/dropout_masks_are_the_cpus", spec.name);
             trials.push(trial(name, is_possible, move || match spec.dtype {
                 Dtype::F16 => dropout_masks_are_the_cpus::<f16>(spec, form),
+                Dtype::F32 => dropout_masks_are_the_cpus::<f32>(spec, form),
                 _ => dropout_masks_are_the_cpus::<bf16>(spec, form),
             }));
         }
@@ -27,6 +28,7 @@ pub(crate) fn trials() -> Vec<Trial> {
             let name = format!("sanitize/{}/{form}/malformed_lengths", spec.name);
             trials.push(trial(name, is_possible, move || match spec.dtype {
                 Dtype::F16 => malformed_lengths_stay_inside::<f16>(spec, form),
+                Dtype::F32 => malformed_lengths_stay_inside::<f32>(spec, form),
                 _ => malformed_lengths_stay_inside::<bf16>(spec, form),
             }));
         }
@@ -36,6 +38,7 @@ pub(crate) fn trials() -> Vec<Trial> {
             let name = format!("sanitize/{}/{form}/malformed_lengths", spec.name);
             trials.push(trial(name, is_possible, move || match spec.dtype {
                 Dtype::F16 => malformed_lengths_stay_inside_backward::<f16>(spec, form),
+                Dtype::F32 => malformed_lengths_stay_inside_backward::<f32>(spec, form),
                 _ => malformed_lengths_stay_inside_backward::<bf16>(spec, form),
             }));
         }

@@ -19,15 +19,18 @@ use crate::options::{Options, packed};
 use crate::trial;
 use crate::workloads::{Fill, Workload};
 
-/// Draws.
+/// Draws of 16-bit elements.
 const DRAWS: u64 = 120;
+/// Draws of f32 after them, of at most as many channels as f32 kernels have.
+const F32_DRAWS: u64 = 40;
+const F32_CHANNELS: usize = 128;
 
 /// `random/BACKEND/SEED` and `random_backward/BACKEND/SEED`.
 pub(crate) fn trials() -> Vec<Trial> {
     let mut trials = Vec::new();
     let gpu = |form: Form| [Backend::Portable(form), Backend::Planned(form)];
     let backends: Vec<Backend> = forms().into_iter().flat_map(gpu).collect();
-    for seed in 0..DRAWS {
+    for seed in 0..DRAWS + F32_DRAWS {
         for &backend in &backends {
             for (name, is_backward) in DIRECTIONS {
                 let name = format!("{name}/{backend}/{seed}");
@@ -51,6 +54,14 @@ const DIRECTIONS: [(&str, bool); 2] = [("random", false), ("random_backward", tr
 fn judge(backend: Backend, seed: u64, is_backward: bool) {
     let mut workload = drawn(seed);
     workload.backward.with_d_lse = seed.is_multiple_of(3);
+    if seed >= DRAWS {
+        workload.shape.head_dim = workload.shape.head_dim.min(F32_CHANNELS);
+        workload.shape.value_dim = workload.shape.value_dim.min(F32_CHANNELS);
+        return match is_backward {
+            false => judge_case(backend, &workload.case::<f32>()),
+            true => judge_gradients(backend, &workload.case::<f32>()),
+        };
+    }
     match (seed % 2, is_backward) {
         (0, false) => judge_case(backend, &workload.case::<bf16>()),
         (0, true) => judge_gradients(backend, &workload.case::<bf16>()),

@@ -101,10 +101,10 @@ pub(crate) fn counts(spec: &KernelSpec, found: &Instructions) -> Result<()> {
 
 /// The patches stand in the text, each once.
 pub(crate) fn patches(spec: &KernelSpec, alignment: Option<u32>, ptx: &str) -> Result<()> {
-    let mut needed = vec![
-        format!(".maxntid {}, 1, 1\n", spec.threads),
-        format!(".minnctapersm {}\n", spec.blocks_per_sm),
-    ];
+    let mut needed = vec![format!(".maxntid {}, 1, 1\n", spec.threads)];
+    if spec.blocks_per_sm > 0 {
+        needed.push(format!(".minnctapersm {}\n", spec.blocks_per_sm));
+    }
     if let Some(bytes) = alignment {
         needed.push(format!(".param .align {bytes} .b8 {}_param_0[", spec.name));
     }

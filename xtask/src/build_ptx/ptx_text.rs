@@ -175,7 +175,9 @@ impl Entry {
             bail!("{} has `{there}` already: the bounds would be patched twice", self.name);
         }
         self.directives.push(format!(".maxntid {threads}, 1, 1"));
-        self.directives.push(format!(".minnctapersm {blocks_per_sm}"));
+        if blocks_per_sm > 0 {
+            self.directives.push(format!(".minnctapersm {blocks_per_sm}"));
+        }
         Ok(())
     }
 

@@ -110,7 +110,7 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
     pub(super) const fn sum_tile(tile: usize) -> (u32, u32) {
         let pairs = Self::PLAN.dq_columns as usize / 16;
         let row_groups = Self::TILE.q_rows / (16 * Self::PLAN.dq_row_tiles);
-        let column_groups = Self::TILE.warps / row_groups;
+        let column_groups = Self::PLAN.dq_warps / row_groups;
         let (row_tile, within) = (tile / (2 * pairs), tile % (2 * pairs));
         (row_tile as u32, within as u32 / 2 * 2 * column_groups + within as u32 % 2)
     }

@@ -40,6 +40,7 @@ mod masked;
 mod options;
 mod plain;
 mod scores;
+mod split;
 mod tiles;
 
 use core::marker::PhantomData;
@@ -69,7 +70,7 @@ struct Kernel<T, E>(PhantomData<(T, E)>);
 
 impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
     const TILE: TileShape = T::SHAPE;
-    const PLAN: PortableBackwardPlan = PortableBackwardPlan::new(T::SHAPE);
+    const PLAN: PortableBackwardPlan = PortableBackwardPlan::new(T::SHAPE, E::PIECES);
     const Q: PanelLayout = T::SHAPE.q_layout();
     const K: PanelLayout = T::SHAPE.k_layout();
     const V: PanelLayout = T::SHAPE.v_layout();
@@ -78,7 +79,8 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
     const ROW_TILES: usize = Self::PLAN.row_tiles as usize;
     const IS_SHARED: bool = Self::PLAN.splits > 1;
     const CHECKED: () = {
-        assert!(T::SHAPE.warps == 4 || T::SHAPE.warps == 8);
+        assert!(T::PIECES == E::PIECES);
+        assert!(T::SHAPE.warps == 4 || T::SHAPE.warps == 8 || E::PIECES > 1);
         assert!(Self::ROW_TILES <= 2 && Self::PLAN.dq_row_tiles <= 2);
         // A thread's copies step whole groups of rows.
         assert!(T::SHAPE.q_rows * 8 >= T::SHAPE.warps * 32 || T::SHAPE.q_rows * 4 >= 128);
@@ -231,7 +233,8 @@ struct Place {
     lane: u32,
     /// First of the warp's keys in the tile.
     key: u32,
-    /// Which part of the queries and channels is the warp's, where warps share keys.
+    /// Which part of the queries and channels is the warp's, or which role it has (0: dK, 1: dV and
+    /// dQ), where warps share keys.
     split: u32,
     warp: u32,
 }
@@ -285,6 +288,9 @@ pub unsafe fn masked_block<T: PortableBackwardTiling, E: MatrixElement, M: MaskK
 #[inline(always)]
 unsafe fn run<T: PortableBackwardTiling, E: MatrixElement, V: Variant<T, E>>(params: &V::Params) {
     const { Kernel::<T, E>::CHECKED };
+    if E::PIECES > 1 {
+        return split::run::<T, E, V>(params);
+    }
     let (plan, tile) = (&Kernel::<T, E>::PLAN, &T::SHAPE);
     let (shared, thread) = (dynamic_shared(), thread_idx_x());
     let work_slot = shared + plan.work;

@@ -114,7 +114,9 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
                 *p.at_mut(index) = if kept >> at & 1 != 0 { scaled } else { 0.0 };
             });
         }
-        if is_general && params.bias_gradient.address != 0 {
+        // Warps with the role of dV have no dS.
+        let has_ds = Self::PLAN.roles == 1 || cells.place.split == 0;
+        if is_general && has_ds && params.bias_gradient.address != 0 {
             Self::add_bias_gradient(ds, params, cells);
         }
         if options.softcap != 0.0 {

@@ -35,13 +35,14 @@ use super::ring::Ring;
 use super::{Kernel, THREADS, Warp, fragment_row};
 use crate::forward::softmax::ThreadRows;
 use crate::options::{load_dropout, store_dropout};
+use crate::pieces::{bring_tile, write_fragment};
 use crate::ptx::async_copy::wait_group;
 use crate::ptx::math::{exp2, log2};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::{dynamic_shared, load_global_u32, store_global_f32, store_shared_u32};
 use crate::ptx::thread::{opaque, sync_threads, thread_idx_x};
 use crate::ptx::warp::{any, shuffle_xor};
-use crate::tile::{LaneAddress, Rows, copy_tile, write_tile};
+use crate::tile::{LaneAddress, Rows, write_tile};
 
 /// The work of one block.
 ///
@@ -59,7 +60,7 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
         assert!(Kernel::<T, E>::SCORE_TILES <= 8);
     };
     let tile = T::SHAPE;
-    let plan = const { SharedPlan::portable_masked(T::SHAPE) };
+    let plan = const { SharedPlan::portable_masked(T::SHAPE, E::PIECES) };
     let forward = &params.forward;
     let thread = thread_idx_x();
     let shared = dynamic_shared();
@@ -82,7 +83,7 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
     let q_row = place.first_q + place.first_row;
     let q_end = place.first_q + place.q_len;
     let q_rows = Rows::of(&forward.q, place.batch, place.q_head, q_row, q_end);
-    copy_tile::<THREADS>(Kernel::<T, E>::Q, q_rows, shared + plan.q, thread);
+    bring_tile::<E, THREADS>(Kernel::<T, E>::Q, q_rows, shared + plan.q, thread);
     let kv_head = divide(place.q_head, forward.group);
     let of_block = |tensor| {
         let rows = Rows::of(tensor, place.batch, kv_head, first_k, first_k + keys.end);
@@ -131,14 +132,15 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
         }
         Kernel::<T, E>::await_values(&ring, kv_tile, keys_end, thread);
         let (rows, tiles) = (Kernel::<T, E>::ROWS, Kernel::<T, E>::SCORE_TILES);
-        let mut advance = state.advance(&scores, rows, tiles, forward.scale_log2);
+        let large = Kernel::<T, E>::LARGE_OFFSET;
+        let mut advance = state.advance(&scores, rows, tiles, forward.scale_log2, large);
         if advance.is_needed {
             let mut row = 0;
             while row < rows {
                 Kernel::<T, E>::scale_row(&mut output, row, advance.rescale[row]);
                 row += 1;
             }
-            state.subtract_large(&mut scores, rows, tiles, &mut advance);
+            state.subtract_large(&mut scores, rows, tiles, &mut advance, large);
         }
         let mut probabilities = |scores: &mut T::Scores, step: usize| {
             let scale = forward.scale_log2;
@@ -193,12 +195,18 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
         }
         row += 1;
     }
-    Kernel::<T, E>::stage_output(&output, shared + plan.o, warp.first_row, warp.lane);
-    sync_threads();
+    if E::PIECES == 1 {
+        Kernel::<T, E>::stage_output(&output, shared + plan.o, warp.first_row, warp.lane);
+        sync_threads();
+    }
     let q_row = place.first_q + place.first_row;
     let q_end = place.first_q + place.q_rows;
     let o_rows = Rows::of(&forward.o, place.batch, place.q_head, q_row, q_end);
-    write_tile::<THREADS>(Kernel::<T, E>::O, o_rows, shared + plan.o, thread);
+    if E::PIECES == 1 {
+        write_tile::<THREADS>(Kernel::<T, E>::O, o_rows, shared + plan.o, thread);
+    } else {
+        write_fragment(&output, 1.0, o_rows, warp.first_row, warp.lane);
+    }
 }
 
 impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {

@@ -32,6 +32,7 @@ mod masked;
 mod options;
 mod place;
 mod ring;
+mod split;
 
 pub use masked::block as masked_block;
 
@@ -46,7 +47,7 @@ use ferroflash_core::tile::{ForwardTiling, SharedPlan, TileShape};
 use ferroflash_core::visibility::Visibility;
 
 use self::ring::Ring;
-use super::softmax::{ThreadRows, finish};
+use super::softmax::{LARGE_F32_OFFSET, LARGE_OFFSET, ThreadRows, finish};
 use crate::ptx::async_copy::wait_group;
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::{
@@ -63,7 +64,7 @@ struct Kernel<T, E>(PhantomData<(T, E)>);
 
 impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
     const TILE: TileShape = T::SHAPE;
-    const PLAN: SharedPlan = SharedPlan::portable_forward(T::SHAPE);
+    const PLAN: SharedPlan = SharedPlan::portable_forward(T::SHAPE, E::PIECES);
     const Q: PanelLayout = T::SHAPE.q_layout();
     const K: PanelLayout = T::SHAPE.k_layout();
     const V: PanelLayout = T::SHAPE.v_layout();
@@ -72,7 +73,9 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
     const ROWS: usize = Self::ROW_TILES * 2;
     const SCORE_TILES: usize = T::SHAPE.kv_columns as usize / 8;
     const OUTPUT_TILES: usize = T::SHAPE.value_dim as usize / 8;
+    const LARGE_OFFSET: f32 = if E::PIECES > 1 { LARGE_F32_OFFSET } else { LARGE_OFFSET };
     const CHECKED: () = {
+        assert!(T::PIECES == E::PIECES);
         assert!(T::SHAPE.warps * 32 == THREADS);
         assert!(T::SHAPE.row_tiles() <= 2);
         assert!(T::SHAPE.stages <= 2, "each wait is for all copies");
@@ -84,7 +87,7 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
         wait_group::<0>();
         sync_threads();
         let mut offset = thread * CHUNK_BYTES;
-        while offset < Self::Q.bytes() {
+        while offset < E::PIECES * Self::Q.bytes() {
             let [a, b, c, d] = load_shared_v4(shared + offset);
             store_shared_v4(shared + offset, [a ^ sign, b ^ sign, c ^ sign, d ^ sign]);
             offset += THREADS * CHUNK_BYTES;
@@ -94,6 +97,9 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
     /// S = Q·Kᵀ for this warp's rows.
     #[inline(always)]
     unsafe fn scores(q: LaneAddress, warp_row: u32, k: LaneAddress) -> T::Scores {
+        if E::PIECES > 1 {
+            return Self::split_scores(q, warp_row, k);
+        }
         let mut scores = T::Scores::ZERO;
         let mut step = 0;
         while step < Self::TILE.head_dim / 16 {
@@ -129,6 +135,9 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
         v: LaneAddress,
         mut prepare: impl FnMut(&mut T::Scores, usize),
     ) {
+        if E::PIECES > 1 {
+            return Self::split_add_values(output, p, v, prepare);
+        }
         let mut step = 0;
         while step < Self::SCORE_TILES / 2 {
             prepare(p, step);
@@ -340,14 +349,15 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
         }
         Kernel::<T, E>::await_values(&ring, kv_tile, keys_end, thread);
         let (rows, tiles) = (Kernel::<T, E>::ROWS, Kernel::<T, E>::SCORE_TILES);
-        let mut advance = state.advance(&scores, rows, tiles, params.scale_log2);
+        let large = Kernel::<T, E>::LARGE_OFFSET;
+        let mut advance = state.advance(&scores, rows, tiles, params.scale_log2, large);
         if advance.is_needed {
             let mut row = 0;
             while row < rows {
                 Kernel::<T, E>::scale_row(&mut output, row, advance.rescale[row]);
                 row += 1;
             }
-            state.subtract_large(&mut scores, rows, tiles, &mut advance);
+            state.subtract_large(&mut scores, rows, tiles, &mut advance, large);
         }
         let v_shared = shared + plan.v + slot * plan.v_stage;
         let lane = Warp::of::<T>(thread).lane;

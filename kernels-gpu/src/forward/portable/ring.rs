@@ -4,10 +4,11 @@
 use ferroflash_core::tile::ForwardTiling;
 
 use super::{Kernel, THREADS};
+use crate::pieces::bring_ring_tile;
 use crate::ptx::async_copy::{commit_group, wait_group};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::thread::{opaque, sync_threads};
-use crate::tile::{Rows, copy_ring_tile};
+use crate::tile::Rows;
 
 /// Where K and V tiles come from, and the ring they go to.
 pub(super) struct Ring {
@@ -58,7 +59,7 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
         let key = kv_tile * Self::TILE.kv_columns;
         if key < keys_end {
             let shared = ring.shared + Self::PLAN.k + Self::slot(kv_tile) * Self::PLAN.k_stage;
-            copy_ring_tile::<THREADS>(Self::K, ring.k.from_row(key), shared, opaque(thread));
+            bring_ring_tile::<E, THREADS>(Self::K, ring.k.from_row(key), shared, opaque(thread));
         }
     }
 
@@ -68,7 +69,7 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
         let key = kv_tile * Self::TILE.kv_columns;
         if key < keys_end {
             let shared = ring.shared + Self::PLAN.v + Self::slot(kv_tile) * Self::PLAN.v_stage;
-            copy_ring_tile::<THREADS>(Self::V, ring.v.from_row(key), shared, opaque(thread));
+            bring_ring_tile::<E, THREADS>(Self::V, ring.v.from_row(key), shared, opaque(thread));
         }
     }
 
