@@ -187,9 +187,11 @@ impl KernelSpec {
             (_, Direction::Convert) => {
                 (self.dtype.pieces() == 1) as u32 + self.has_options() as u32
             }
-            // A step's first asks for the mask as well, or does not.
+            // A step's first asks for the mask as well, or does not; of elements in pieces it never
+            // does.
             (Family::Portable, Direction::Backward) => {
-                let asks = matches!(self.mask, MaskClass::General) as u32;
+                let is_general = matches!(self.mask, MaskClass::General);
+                let asks = (is_general && self.dtype.pieces() == 1) as u32;
                 PortableBackwardPlan::barriers(self.tile, self.dtype) + asks
             }
             (Family::Hopper, Direction::Backward) => HopperBackwardPlan::barriers(self.tile),
