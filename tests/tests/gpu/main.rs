@@ -10,6 +10,7 @@ mod backward_behaviour;
 mod behaviour;
 mod bench;
 mod bench_options;
+mod examples;
 mod kernels;
 mod lengths;
 mod options;
@@ -34,6 +35,7 @@ fn main() {
             behaviour::trials(),
             backward_behaviour::trials(),
             lengths::trials(),
+            examples::trials(),
             random::trials(),
         ];
         trials.into_iter().flatten().collect()
