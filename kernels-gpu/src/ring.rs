@@ -31,4 +31,14 @@ impl Turn {
             Self { slot: self.slot + 1, parity: self.parity }
         }
     }
+
+    /// The position before this one in a ring of `slots`.
+    #[inline(always)]
+    pub fn previous(self, slots: u32) -> Self {
+        if self.slot == 0 {
+            Self { slot: slots - 1, parity: self.parity ^ 1 }
+        } else {
+            Self { slot: self.slot - 1, parity: self.parity }
+        }
+    }
 }

@@ -16,6 +16,7 @@
 //! [`BackwardScratch`]: params::BackwardScratch
 
 pub mod hopper;
+mod hopper_barriers;
 pub mod hopper_tilings;
 pub mod params;
 pub mod portable;

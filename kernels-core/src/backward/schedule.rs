@@ -80,7 +80,7 @@ impl BackwardSchedule {
 
     /// The order in which the blocks of `spec` take the key blocks of a call.
     pub const fn of(shape: &Shape, spec: &KernelSpec) -> Self {
-        let batch_heads = (shape.batch * shape.kv_heads) as u32;
+        let batch_heads = shape.batch.saturating_mul(shape.kv_heads) as u32;
         let kv_blocks = spec.tile.kv_blocks(shape.kv_len) as u32;
         let (parts, section) = match spec.family {
             Family::Portable => (1, Self::section_for(batch_heads)),
@@ -90,7 +90,8 @@ impl BackwardSchedule {
                 let uneven = matches!(spec.mask, MaskClass::Causal);
                 let works = kv_blocks as u64 * batch_heads as u64;
                 let parts = Self::parts_for(works, shape.group() as u32);
-                let bytes = (shape.q_len * shape.group()) as u64 * row_bytes / parts as u64;
+                let rows = (shape.q_len as u64).saturating_mul(shape.group() as u64);
+                let bytes = rows.saturating_mul(row_bytes) / parts as u64;
                 let heads = batch_heads * parts;
                 (parts, Self::shared_section_for(heads, kv_blocks, bytes, uneven))
             }

@@ -4,6 +4,7 @@ use crate::backend::tiled_forward;
 use crate::backend::{Backend, Grads, Outcome, backward, forward, tiled_backward};
 use crate::bound::{max_difference, max_magnitude};
 use crate::case::{Case, Sight, shape};
+use crate::element::Real;
 use crate::memory::{Arrangement, Owned};
 use crate::reference::{attend, attend_with};
 use ferroflash::cpu::tiled::CpuTile;
@@ -15,23 +16,41 @@ use super::json::{compare, dims, index, nested, real, reals};
 /// What f32 makes of inputs that it does not hold.
 const INEXACT: f64 = 1e-6;
 
-fn tensor(value: &Value) -> Owned<f32> {
+/// A tensor with zeros after its channels, up to a multiple of `multiple`.
+fn tensor<T: Real>(value: &Value, multiple: usize) -> Owned<T> {
     let [rows, heads, channels] = dims(value);
-    let contents: Vec<f32> = reals(value).into_iter().map(|value| value as f32).collect();
-    Owned::new(&contents, &[1, rows, heads, channels], Arrangement::CONTIGUOUS)
+    let contents: Vec<f32> =
+        padded(value, multiple).into_iter().map(|value| value as f32).collect();
+    let dims = [1, rows, heads, channels.next_multiple_of(multiple)];
+    Owned::new(&contents, &dims, Arrangement::CONTIGUOUS)
+}
+
+/// The values of a tensor, zeros among them as [`tensor`] has them.
+pub(super) fn padded(value: &Value, multiple: usize) -> Vec<f64> {
+    let [_, _, channels] = dims(value);
+    let zeros = vec![0.0; channels.next_multiple_of(multiple) - channels];
+    let values = reals(value);
+    values.chunks_exact(channels).flat_map(|row| [row, &zeros].concat()).collect()
 }
 
 fn case(inputs: &Value) -> Case<f32> {
+    case_of(inputs, 1)
+}
+
+/// The call of an example, its channels padded to multiples of `multiple`, which changes none of
+/// its numbers.
+pub(super) fn case_of<T: Real>(inputs: &Value, multiple: usize) -> Case<T> {
     let [q_len, q_heads, head_dim] = dims(&inputs["q"]);
     let [kv_len, kv_heads, value_dim] = dims(&inputs["v"]);
-    let shape = shape(1, (q_heads, kv_heads), (q_len, kv_len), (head_dim, value_dim));
+    let channels = [head_dim, value_dim].map(|channels| channels.next_multiple_of(multiple));
+    let shape = shape(1, (q_heads, kv_heads), (q_len, kv_len), (channels[0], channels[1]));
     let sight = match inputs["align"].as_str() {
         Some("top_left") => Sight { align: Align::TopLeft, ..Sight::BOTTOM_RIGHT },
         Some("bottom_right") => Sight::BOTTOM_RIGHT,
         _ => Sight::FULL,
     };
     let visible = reals(&inputs["visible"]);
-    let mut case = Case::<f32>::new(shape, sight, 1, 1.0).with_scale(real(&inputs["scale"]) as f32);
+    let mut case = Case::<T>::new(shape, sight, 1, 1.0).with_scale(real(&inputs["scale"]) as f32);
     if inputs["align"] == "custom" {
         let axes = Broadcast { batch: true, heads: true, rows: false };
         case = case.with_boolean_mask(axes, |[_, _, row, key]| visible[row * kv_len + key] == 1.0);
@@ -41,11 +60,11 @@ fn case(inputs: &Value) -> Case<f32> {
             assert_eq!(sees, *visible == 1.0, "`visible` and `align` differ at cell {cell}");
         }
     }
-    case.q = tensor(&inputs["q"]);
-    case.k = tensor(&inputs["k"]);
-    case.v = tensor(&inputs["v"]);
+    case.q = tensor(&inputs["q"], multiple);
+    case.k = tensor(&inputs["k"], multiple);
+    case.v = tensor(&inputs["v"], multiple);
     if inputs["d_o"].is_array() {
-        case.d_o = tensor(&inputs["d_o"]);
+        case.d_o = tensor(&inputs["d_o"], multiple);
     }
     case
 }

@@ -12,6 +12,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
+use crate::element::Real;
+
 /// A case of a fixture.
 #[derive(Clone, Debug)]
 pub struct Case {
@@ -66,6 +68,20 @@ impl Case {
         };
         json::compare(&self.value, &had, json::real(&self.value["tolerance"]));
         had
+    }
+
+    /// The call of a case of attention or its gradients, its channels padded with zeros to multiples
+    /// of `multiple`; none where a dropout mask is written out, which is no generator's.
+    pub fn call<T: Real>(&self, multiple: usize) -> Option<crate::case::Case<T>> {
+        let inputs = &self.value["inputs"];
+        let is_call = ["attention", "backward"].contains(&self.kind.as_str());
+        let is_plain = is_call && inputs["dropout_multiplier"].is_null();
+        is_plain.then(|| attention::case_of(inputs, multiple))
+    }
+
+    /// The tensor that the fixture expects under this name, padded as [`Self::call`]'s are.
+    pub fn expected(&self, name: &str, multiple: usize) -> Vec<f64> {
+        attention::padded(&self.value["expected"][name], multiple)
     }
 
     /// The case as the fixture has it.

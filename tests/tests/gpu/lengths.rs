@@ -41,6 +41,11 @@ pub(crate) fn trials() -> Vec<Trial> {
                 Dtype::F32 => malformed_lengths_stay_inside_backward::<f32>(spec, form),
                 _ => malformed_lengths_stay_inside_backward::<bf16>(spec, form),
             }));
+            let name = format!("{}/{form}/malformed_offsets_end_in_order", spec.name);
+            trials.push(trial(name, is_possible, move || match spec.dtype {
+                Dtype::F16 => malformed_offsets_end_in_order::<f16>(spec, form),
+                _ => malformed_offsets_end_in_order::<bf16>(spec, form),
+            }));
         }
     }
     let once: [(&str, fn()); 4] = [
@@ -144,6 +149,30 @@ fn malformed_lengths_stay_inside_backward<T: Real>(spec: &'static KernelSpec, fo
         let plan = plan::<T>(&case.attention, Some(spec.name), Some(form)).expect("it is eligible");
         let mut loaded =
             LoadedBackward::new(&case, &plan, Wanted::ALL, &stream).expect("a forward pass");
+        loaded.run(&plan, &stream).expect("a launch");
+        for (name, gradient) in loaded.results(&stream).named() {
+            gradient.assert_guards(name);
+        }
+    }
+}
+
+/// Packed items of which one's rows are another's as well: ordered sums of their query tiles have
+/// turns in common, and no block waits for one that has passed.
+fn malformed_offsets_end_in_order<T: Real>(spec: &'static KernelSpec, form: Form) {
+    let dims = (spec.tile.head_dim as usize, spec.tile.value_dim as usize);
+    let (rows, keys) = (spec.tile.q_rows as usize, spec.tile.kv_columns as usize);
+    let good = packed(&[(3 * rows, 3 * keys); 4]);
+    let stream = Stream::from(copy_stream());
+    for sight in [Sight::FULL, Sight::BOTTOM_RIGHT] {
+        let mut case = Case::<T>::packed((2, 1), dims, good.clone(), sight, 2, 1.0);
+        let mut lengths = good.clone();
+        // Its first tile has the turns of the first item's last.
+        lengths.cu_q[2] = 0;
+        case.packed = Some(lengths);
+        let attention = case.attention.deterministic();
+        let plan = plan::<T>(&attention, Some(spec.name), Some(form)).expect("it is eligible");
+        let loaded = LoadedBackward::new(&case, &plan, Wanted::ALL, &stream);
+        let mut loaded = loaded.expect("a forward pass");
         loaded.run(&plan, &stream).expect("a launch");
         for (name, gradient) in loaded.results(&stream).named() {
             gradient.assert_guards(name);

@@ -10,6 +10,7 @@ mod backward_behaviour;
 mod behaviour;
 mod bench;
 mod bench_options;
+mod examples;
 mod heavy_keys;
 mod kernels;
 mod lengths;
@@ -36,6 +37,7 @@ fn main() {
             backward_behaviour::trials(),
             heavy_keys::trials(),
             lengths::trials(),
+            examples::trials(),
             random::trials(),
         ];
         trials.into_iter().flatten().collect()

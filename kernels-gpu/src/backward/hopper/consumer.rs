@@ -3,16 +3,16 @@
 use core::marker::PhantomData;
 
 use ferroflash_core::axes::MaskKind;
-use ferroflash_core::backward::hopper::{HopperBackwardTiling, KeyShare, QueryShare};
+use ferroflash_core::backward::hopper::{HopperBackwardTiling, KeyShare, STEP_BYTES};
 use ferroflash_core::fragment::Fragment;
 
 use super::weights::{hold, pack};
-use super::{Block, Kernel, Place, STORED_BARRIER, Work};
+use super::{Block, Kernel, Place, Work};
 use crate::ptx::matrix::MatrixElement;
-use crate::ptx::mbarrier::{mbarrier_arrive, mbarrier_wait};
-use crate::ptx::thread::{arrive_named, lane_id, opaque, sync_named, thread_idx_x};
+use crate::ptx::mbarrier::mbarrier_wait;
+use crate::ptx::memory::load_shared_u32;
+use crate::ptx::thread::{arrive_named, opaque, thread_idx_x};
 use crate::ptx::tma::{fence_proxy_async, wait_stores_read};
-use crate::ptx::warp::sync_warp;
 use crate::ptx::wgmma::{Accumulator, Product, wgmma_wait};
 use crate::ring::{Turn, WARPGROUP_THREADS};
 
@@ -73,21 +73,29 @@ pub(super) unsafe fn consume<T: HopperBackwardTiling, E: MatrixElement, M: MaskK
 {
     let (turn, kv) = (Turn::FIRST, Turn::FIRST);
     let mut consumer = Consumer::<T, E, M> { block, index, turn, kv, d_s: 0, kinds: PhantomData };
+    if Kernel::<T>::DEFERS {
+        // No one reads either tile of dS yet.
+        consumer.tell_read(0);
+        consumer.tell_read(1);
+    }
     loop {
         mbarrier_wait(consumer.k_full(), consumer.kv.parity);
-        let work = block.work::<T>(consumer.kv.slot);
-        if !work.exists() {
+        if !consumer.work().exists() {
             break;
         }
         let mut sums = Sums { keys: T::KeyGradient::ZERO, values: T::ValueGradient::ZERO };
-        if work.steps() > 0 {
-            consumer.attend(&mut sums, work);
+        if consumer.work().steps() > 0 {
+            consumer.attend(&mut sums);
         } else {
             // The values' place is written to: they must have come.
             mbarrier_wait(consumer.v_full(), consumer.kv.parity);
         }
-        consumer.write(&mut sums, work);
+        consumer.write(&mut sums);
         consumer.kv = consumer.kv.next(Kernel::<T>::PLAN.kv_stages);
+    }
+    if Kernel::<T>::DEFERS {
+        consumer.await_read(0);
+        consumer.await_read(1);
     }
     // Shared memory must outlive the copies out of it.
     wait_stores_read();
@@ -113,58 +121,113 @@ where
         opaque(thread_idx_x()) % WARPGROUP_THREADS
     }
 
+    /// Address of barrier `number`; computed again each time where registers are shortest.
+    #[inline(always)]
+    pub(super) fn barrier(&self, number: u32) -> u32 {
+        if !Kernel::<T>::DEFERS {
+            return self.block.barrier(number);
+        }
+        opaque(self.block.shared) + Kernel::<T>::PLAN.barriers + number * 8
+    }
+
     #[inline(always)]
     fn k_full(&self) -> u32 {
-        self.block.barrier(Kernel::<T>::BARRIERS.k_full + self.kv.slot)
+        self.barrier(Kernel::<T>::BARRIERS.k_full + self.kv.slot)
     }
 
     #[inline(always)]
     fn v_full(&self) -> u32 {
-        self.block.barrier(Kernel::<T>::BARRIERS.v_full + self.kv.slot)
+        self.barrier(Kernel::<T>::BARRIERS.v_full + self.kv.slot)
+    }
+
+    /// The work at hand.
+    #[inline(always)]
+    pub(super) fn work(&self) -> Work {
+        self.block.work::<T>(self.kv.slot)
+    }
+
+    /// Where the producer has left what it tells of the Q tile at `turn`. It stays for as many steps
+    /// more as there are Q tiles.
+    #[inline(always)]
+    pub(super) fn told(&self, turn: Turn) -> u32 {
+        let place = turn.parity * T::SHAPE.stages + turn.slot;
+        opaque(self.block.shared) + Kernel::<T>::PLAN.steps + place * STEP_BYTES
+    }
+
+    /// The number of the step's query tile, at `place`, among those of its head.
+    #[inline(always)]
+    pub(super) unsafe fn tile(&self, place: Place) -> u32 {
+        if Kernel::<T>::DEFERS { load_shared_u32(self.told(self.turn) + 4) } else { place.tile }
+    }
+
+    /// The place of the first step; where dQ is deferred, what the producer tells is looked up
+    /// instead, since registers are short.
+    #[inline(always)]
+    unsafe fn first_place(&self) -> Place {
+        if Kernel::<T>::DEFERS {
+            return Place { tile: 0, head: 0 };
+        }
+        self.work().first_place::<T>(self.block.params)
+    }
+
+    /// The place of the step after the one at `place`, alike.
+    #[inline(always)]
+    unsafe fn next_place(&self, place: Place) -> Place {
+        if Kernel::<T>::DEFERS {
+            return place;
+        }
+        self.work().next_place::<T>(self.block.params, place)
     }
 
     /// All query tiles of a work, head after head.
     #[inline(always)]
-    unsafe fn attend(&mut self, sums: &mut Sums<T>, work: Work) {
-        let mut place = work.first_place::<T>(self.block.params);
-        let mut left = work.steps();
+    unsafe fn attend(&mut self, sums: &mut Sums<T>) {
+        let mut place = self.first_place();
+        let mut left = self.work().steps();
         let mut step = Step { scores: T::Scores::ZERO, d_p: T::Scores::ZERO };
         self.start_scores(&mut step, self.turn);
         mbarrier_wait(self.v_full(), self.kv.parity);
         self.start_d_p(&mut step, self.turn);
-        let mut d_s = self.weigh::<true>(sums, &mut step, work, place, self.turn);
+        let mut d_s = self.weigh::<true>(sums, &mut step, place, self.turn);
         while left > 1 {
             let here = place;
-            place = work.next_place::<T>(self.block.params, place);
-            d_s = self.step(sums, &d_s, work, here, place);
+            place = self.next_place(place);
+            d_s = self.step(sums, &d_s, left, here, place);
             // Opaque, so that the loop stays one.
             left = opaque(left - 1);
         }
         self.finish(sums, &d_s, place);
     }
 
-    /// The products of dS at `here`, under which the scores and dP of the step at `next` start and
-    /// become its dS.
+    /// The products of the step's dS, under which the scores and dP of the next step start and become
+    /// its dS; `left` steps are left with this one. The product for dQ is of this step or, where it
+    /// is [deferred](Kernel::DEFERS), of the one before. A first step then multiplies what is not
+    /// used: a branch around a product would take registers that are not there.
     #[inline(always)]
     unsafe fn step(
         &mut self,
         sums: &mut Sums<T>,
         d_s: &T::Packed,
-        work: Work,
+        left: u32,
         here: Place,
         next: Place,
     ) -> T::Packed {
         let (turn, next_turn) = (self.turn, self.turn.next(T::SHAPE.stages));
         let mut step = Step { scores: T::Scores::ZERO, d_p: T::Scores::ZERO };
         let mut queries = T::QueryGradient::ZERO;
-        self.meet();
-        self.start_queries(&mut queries);
+        let weights = if Kernel::<T>::DEFERS { self.d_s ^ 1 } else { self.d_s };
+        if self.is_due(left) {
+            self.meet(weights);
+        }
+        self.start_queries(&mut queries, weights);
         match Self::ORDER {
             StepOrder::KeysLast => {
                 self.leave(Kernel::<T>::BARRIERS.d_o_empty, turn);
                 self.start_scores(&mut step, next_turn);
                 wgmma_wait::<1>();
-                self.add_queries(&mut queries, here);
+                if self.is_due(left) {
+                    self.pass_on(&mut queries, weights, here);
+                }
                 self.start_keys(sums, d_s);
             }
             StepOrder::KeysFirst => {
@@ -172,7 +235,9 @@ where
                 self.start_keys(sums, d_s);
                 self.start_scores(&mut step, next_turn);
                 wgmma_wait::<2>();
-                self.add_queries(&mut queries, here);
+                if self.is_due(left) {
+                    self.pass_on(&mut queries, weights, here);
+                }
                 wgmma_wait::<1>();
                 self.leave(Kernel::<T>::BARRIERS.q_empty, turn);
             }
@@ -180,34 +245,66 @@ where
                 self.start_shared_values(sums);
                 self.start_scores(&mut step, next_turn);
                 wgmma_wait::<2>();
-                self.add_queries(&mut queries, here);
+                self.pass_on(&mut queries, weights, here);
                 self.start_shared_keys(sums);
             }
         }
         self.start_d_p(&mut step, next_turn);
         self.turn = next_turn;
         self.d_s ^= 1;
-        self.weigh::<false>(sums, &mut step, work, next, turn)
+        self.weigh::<false>(sums, &mut step, next, turn)
     }
 
-    /// The products of the last step's dS.
+    /// Whether there is a dQ to pass on, when `left` steps are left.
+    #[inline(always)]
+    unsafe fn is_due(&self, left: u32) -> bool {
+        !Kernel::<T>::DEFERS || opaque(self.work().steps()) != left
+    }
+
+    /// Passes on the step's dQ or, where it is deferred, that of the one before, whose product has
+    /// been waited for: `weights` is its tile of dS.
+    #[inline(always)]
+    unsafe fn pass_on(&self, queries: &mut T::QueryGradient, weights: u32, here: Place) {
+        if Kernel::<T>::DEFERS {
+            self.tell_read(weights);
+            let before = self.told(self.turn.previous(T::SHAPE.stages));
+            self.add_queries(queries, weights, load_shared_u32(before + 8));
+        } else {
+            self.add_queries(queries, weights, here.index());
+        }
+    }
+
+    /// The products of the last step's dS, and for dQ also that of the step
+    /// before, where it is deferred.
     #[inline(always)]
     unsafe fn finish(&mut self, sums: &mut Sums<T>, d_s: &T::Packed, place: Place) {
-        let mut queries = T::QueryGradient::ZERO;
-        self.meet();
-        self.start_queries(&mut queries);
-        match Self::ORDER {
-            StepOrder::KeysLast | StepOrder::KeysFirst => {
-                self.start_keys(sums, d_s);
-                wgmma_wait::<1>();
-            }
-            StepOrder::Shared => {
-                self.start_shared_values(sums);
-                self.start_shared_keys(sums);
-                wgmma_wait::<2>();
-            }
+        let weights = self.d_s;
+        if Kernel::<T>::DEFERS && self.work().steps() > 1 {
+            let mut queries = T::QueryGradient::ZERO;
+            self.meet(weights ^ 1);
+            self.start_queries(&mut queries, weights ^ 1);
+            wgmma_wait::<0>();
+            self.pass_on(&mut queries, weights ^ 1, place);
         }
-        self.add_queries(&mut queries, place);
+        let mut queries = T::QueryGradient::ZERO;
+        self.meet(weights);
+        self.start_queries(&mut queries, weights);
+        if matches!(Self::ORDER, StepOrder::Shared) {
+            self.start_shared_values(sums);
+            self.start_shared_keys(sums);
+            wgmma_wait::<2>();
+        } else {
+            self.start_keys(sums, d_s);
+            wgmma_wait::<1>();
+        }
+        if Kernel::<T>::DEFERS {
+            self.tell_read(weights);
+        }
+        let own = match Kernel::<T>::DEFERS {
+            true => load_shared_u32(self.told(self.turn) + 8),
+            false => place.index(),
+        };
+        self.add_queries(&mut queries, weights, own);
         wgmma_wait::<0>();
         self.leave(Kernel::<T>::BARRIERS.d_o_empty, self.turn);
         self.leave(Kernel::<T>::BARRIERS.q_empty, self.turn);
@@ -225,12 +322,11 @@ where
         &self,
         sums: &mut Sums<T>,
         step: &mut Step<T>,
-        work: Work,
         place: Place,
         previous: Turn,
     ) -> T::Packed {
         let plan = Kernel::<T>::PLAN;
-        let masked = self.needs_mask(work, place);
+        let masked = self.needs_mask(place);
         let keys_run = !FIRST && !matches!(Self::ORDER, StepOrder::KeysFirst);
         if keys_run {
             wgmma_wait::<2>();
@@ -248,7 +344,7 @@ where
             }
         }
         if opaque(masked as u32) != 0 {
-            self.hide(&mut step.scores, work, place);
+            self.hide(&mut step.scores, place);
         }
         match Self::ORDER {
             StepOrder::KeysLast => {
@@ -266,49 +362,21 @@ where
         step.d_p.settle();
         self.differentiate(step);
         if opaque(masked as u32) != 0 {
-            self.hide(&mut step.d_p, work, place);
+            self.hide(&mut step.d_p, place);
         }
         if matches!(Self::ORDER, StepOrder::KeysFirst) {
             let p = pack::<T, E>(&step.scores);
             self.start_values(sums, &p);
         }
         let d_s = pack::<T, E>(&step.d_p);
+        if Kernel::<T>::DEFERS {
+            self.await_read(self.d_s);
+        }
         self.store(&d_s, plan.d_s);
         fence_proxy_async();
-        arrive_named(self.stored(self.index), 2 * WARPGROUP_THREADS);
+        arrive_named(self.stored(self.d_s, self.index), 2 * WARPGROUP_THREADS);
         // Nothing is in flight where the loop closes.
         wgmma_wait::<0>();
         d_s
-    }
-
-    /// The named barrier where `consumer` has stored its share of the step. Steps take turns at
-    /// two: a consumer may come to the next one before the other has seen this.
-    #[inline(always)]
-    fn stored(&self, consumer: u32) -> u32 {
-        STORED_BARRIER + self.d_s * 2 + consumer
-    }
-
-    /// Waits until the other consumer has stored what this one's products need.
-    #[inline(always)]
-    unsafe fn meet(&self) {
-        sync_named(self.stored(self.index ^ 1), 2 * WARPGROUP_THREADS);
-    }
-
-    /// Gives back the slot at `turn` for a warp, whose reads by `wgmma` have been waited for.
-    #[inline(always)]
-    unsafe fn leave(&self, empty: u32, turn: Turn) {
-        sync_warp();
-        if lane_id() == 0 {
-            mbarrier_arrive(self.block.barrier(empty + turn.slot));
-        }
-    }
-
-    /// Whether this warpgroup computes its share of the step's dQ.
-    #[inline(always)]
-    pub(super) fn owns_queries(&self) -> bool {
-        match const { QueryShare::of(&T::SHAPE) } {
-            QueryShare::Rows | QueryShare::Channels => true,
-            QueryShare::Steps => self.d_s == self.index,
-        }
     }
 }

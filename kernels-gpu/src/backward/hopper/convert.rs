@@ -9,7 +9,7 @@ use ferroflash_core::backward::hopper::HopperBackwardTiling;
 use ferroflash_core::backward::scratch::CONVERTED_ROWS;
 use ferroflash_core::schedule::divide;
 
-use super::{Block, NO_SECTION};
+use super::Block;
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::{
     fetch_add_global_u32, load_acquire_global_u32, load_relaxed_global_v4, store_global_v4,
@@ -36,7 +36,7 @@ pub(super) unsafe fn convert_behind<T: HopperBackwardTiling, E: MatrixElement>(b
         loop {
             let groups = opaque(params.section_tiles) * (T::SHAPE.q_rows / CONVERTED_ROWS);
             let mut drawn = groups;
-            if lane_id() == 0 && block.section::<T>() != NO_SECTION {
+            if lane_id() == 0 && !block.has_ended::<T>() {
                 let counter = opaque(params.counters.converted) + section;
                 drawn = fetch_add_global_u32(block.counter(counter as u64), 1);
             }
@@ -65,7 +65,7 @@ unsafe fn await_section<T: HopperBackwardTiling>(block: &Block<'_>, section: u32
             let done = opaque(params.counters.done) + section;
             ready = load_acquire_global_u32(block.counter(done as u64));
         }
-        if uniform(block.section::<T>()) == NO_SECTION {
+        if uniform(block.has_ended::<T>() as u32) != 0 {
             return false;
         }
         if uniform(ready) >= opaque(params.schedule.section) * opaque(params.schedule.kv_blocks) {

@@ -7,9 +7,8 @@ use ferroflash_core::params::DeviceTensor;
 use ferroflash_core::swizzle::PanelLayout;
 
 use super::consumer::{Consumer, Sums};
-use super::{CONSUMER_BARRIER, CONSUMERS_BARRIER, Kernel, Work};
+use super::{CONSUMERS_BARRIER, Kernel, Work};
 use crate::ptx::matrix::MatrixElement;
-use crate::ptx::mbarrier::mbarrier_arrive;
 use crate::ptx::thread::{opaque, sync_named, thread_idx_x};
 use crate::ptx::tma::{fence_proxy_async, wait_stores};
 use crate::ptx::wgmma::Product;
@@ -23,19 +22,18 @@ where
     T::ValueGradient: Product<E>,
     T::QueryGradient: Product<E>,
 {
-    /// Writes the block's rows of dK and dV and gives back the work's slot.
+    /// Writes the block's rows of dK and dV and ends the work.
     ///
     /// # Safety
     /// All consumers call this alike, each when its sums have been waited for.
     #[inline(always)]
-    pub(super) unsafe fn write(&self, sums: &mut Sums<T>, work: Work) {
+    pub(super) unsafe fn write(&self, sums: &mut Sums<T>) {
         let params = self.block.params;
-        if opaque(params.schedule.parts) > 1 && !self.join_parts(sums, work) {
-            self.give_back();
+        if opaque(params.schedule.parts) > 1 && !self.join_parts(sums, self.work()) {
+            self.end();
             return;
         }
         let plan = Kernel::<T>::PLAN;
-        let consumers = T::SHAPE.warpgroups() * WARPGROUP_THREADS;
         let k = opaque(self.block.shared) + plan.k + self.kv.slot * plan.k_stage;
         let v = opaque(self.block.shared) + plan.v + self.kv.slot * plan.v_stage;
         let mut index = 0;
@@ -44,27 +42,30 @@ where
             index += 1;
         }
         // Everyone has done with K and V.
-        sync_named(CONSUMERS_BARRIER, consumers);
+        self.meet_all();
         self.stage(&sums.values, &Kernel::<T>::V, v);
         self.stage(&sums.keys, &Kernel::<T>::K, k);
-        sync_named(CONSUMERS_BARRIER, consumers);
-        self.copy_out(&Kernel::<T>::V, v, &params.dv, work);
-        self.copy_out(&Kernel::<T>::K, k, &params.dk, work);
+        self.meet_all();
+        self.copy_out(&Kernel::<T>::V, v, &params.dv, self.work());
+        self.copy_out(&Kernel::<T>::K, k, &params.dk, self.work());
         // The copy engine writes there next.
         fence_proxy_async();
-        self.give_back();
+        self.end();
     }
 
-    /// Gives back the work's slot, when all that the work added to dQ is there.
+    /// Ends the work, when all that it added to dQ is there.
     #[inline(always)]
-    unsafe fn give_back(&self) {
+    unsafe fn end(&self) {
         if Kernel::<T>::PLAN.dq_staged && self.thread().is_multiple_of(32) {
             wait_stores();
         }
-        sync_named(CONSUMER_BARRIER + self.index, WARPGROUP_THREADS);
-        if self.thread() == 0 {
-            mbarrier_arrive(self.block.barrier(Kernel::<T>::BARRIERS.kv_empty + self.kv.slot));
-        }
+        self.give_back();
+    }
+
+    /// Meets the other consumer.
+    #[inline(always)]
+    unsafe fn meet_all(&self) {
+        sync_named(CONSUMERS_BARRIER, T::SHAPE.warpgroups() * WARPGROUP_THREADS);
     }
 
     /// Rounds the warpgroup's keys, or channels of all keys, into the tile at `shared`.

@@ -24,20 +24,25 @@
 //! reads and, by way of a meeting that followed them, its warpgroup's by `wgmma`. The
 //! consumers meet once a step: each arrives when its dS (and P) is stored, and waits for the
 //! other's before it starts the products that need both. Of two dS tiles, the one written next is
-//! no one's operand any more: its products were waited for before the last arrival. At a work's
-//! end two barriers of all consumers stand around the staging of dK and dV, and one of each
-//! consumer between its last read and its arrival for K and V.
+//! no one's operand any more: its products were waited for before the last arrival or, where the
+//! product for dQ is deferred, each tells the other when it has read a tile. At a work's end two
+//! barriers of all consumers stand around the staging of dK and dV. A work's numbers are written
+//! before K is *full*, and again once every warp that reads them has arrived at *empty*.
 //!
 //! **Overlap.** A step starts dQ and the next S, passes dQ on, and starts dK and the next dP, under
 //! which it computes the next P; dV runs under the computation of dS. Where twice as many scores
 //! leave fewer registers (`StepOrder`), dK comes before S and dV after dS.
+//! There dQ is of the step before, so that a consumer may be ahead of the other by half a step: one
+//! multiplies while the other computes.
 //! Nothing is in flight where the loop closes: the assembler would serialise all products.
 //!
 //! **Sums of dQ.** A warp's share of a tile is contiguous, in the accumulator's own order, see
 //! [`QueryGradientOrder`](ferroflash_core::backward::scratch::QueryGradientOrder). The copy engine
 //! adds it from shared memory, while the warp goes on; without room for that the warp adds four
-//! values at a time itself. Where additions must come in a fixed order it always does, and another
-//! warp, its *keeper*, waits for the tile's turn and passes it on when the additions are complete.
+//! values at a time itself. Where additions must come in a fixed order, another warp of each
+//! consumer, its *keeper*, waits for the tile's turn and passes it on when the additions are
+//! complete: the consumer's own or, where dQ is deferred, the copy engine's, which the keeper starts
+//! when the consumer has staged.
 //! Else, without a mask, works start at different tiles of a head, so that blocks do not all add to
 //! the same ones. Warps that have nothing else to do clear the sums of the section of heads to come
 //! (`clear`), and convert those of the sections that are done (`convert`).
@@ -50,6 +55,7 @@ mod clear;
 mod consumer;
 mod convert;
 mod epilogue;
+mod meetings;
 mod parts;
 mod producer;
 mod products;
@@ -61,7 +67,7 @@ use core::marker::PhantomData;
 use ferroflash_core::axes::MaskKind;
 use ferroflash_core::backward::hopper::{
     HopperBackwardBarriers, HopperBackwardPlan, HopperBackwardTiling, WORK_BYTES, d_s_layout,
-    part_layout,
+    defers, part_layout,
 };
 use ferroflash_core::backward::params::HopperBackwardParams;
 #[cfg(doc)]
@@ -70,8 +76,8 @@ use ferroflash_core::swizzle::PanelLayout;
 use ferroflash_core::tile::RegisterSplit;
 
 use crate::ptx::matrix::MatrixElement;
-use crate::ptx::mbarrier::{fence_mbarrier_init, mbarrier_init};
-use crate::ptx::memory::{dynamic_shared, load_shared_u32};
+use crate::ptx::mbarrier::{fence_mbarrier_init, mbarrier_init, mbarrier_test_wait};
+use crate::ptx::memory::dynamic_shared;
 use crate::ptx::registers::{claim_registers, release_registers};
 use crate::ptx::thread::{opaque, sync_threads, thread_idx_x};
 use crate::ptx::warp::uniform;
@@ -85,12 +91,14 @@ const CONSUMERS_BARRIER: u32 = 1;
 const CONSUMER_BARRIER: u32 = 2;
 /// Named barriers where a consumer has stored its share of a step's P and dS, two each.
 const STORED_BARRIER: u32 = 8;
+/// Named barriers where a consumer has read a tile of dS, two each.
+const READ_BARRIER: u32 = 12;
 /// Named barriers where a consumer may add its dQ, one each.
 const READY_BARRIER: u32 = 4;
 /// Named barriers where a consumer has added its dQ, one each.
 const ADDED_BARRIER: u32 = 6;
 
-/// The section of a block that has drawn its last work.
+/// The section of a work that there has not been.
 const NO_SECTION: u32 = u32::MAX;
 
 /// Constants of one specialisation.
@@ -106,6 +114,10 @@ impl<T: HopperBackwardTiling> Kernel<T> {
     const V: PanelLayout = part_layout(&T::SHAPE, T::SHAPE.kv_columns, T::SHAPE.value_dim);
     const D_O: PanelLayout = part_layout(&T::SHAPE, T::SHAPE.q_rows, T::SHAPE.value_dim);
     const D_S: PanelLayout = d_s_layout(&T::SHAPE);
+    /// Whether the product for dQ is that of the step before, so that consumers need not keep step.
+    const DEFERS: bool = defers(&T::SHAPE);
+    /// Whether keepers have the copy engine add what consumers stage.
+    const KEEPERS_ADD: bool = Self::PLAN.dq_staged && Self::DEFERS;
 }
 
 /// What every role needs.
@@ -139,13 +151,14 @@ impl Block<'_> {
         self.params.scratch.counters + number * 4
     }
 
-    /// The section that the block draws works from.
+    /// Whether the block has drawn its last work.
     #[inline(always)]
-    unsafe fn section<T: HopperBackwardTiling>(&self) -> u32 {
-        load_shared_u32(opaque(self.shared) + Kernel::<T>::PLAN.section)
+    unsafe fn has_ended<T: HopperBackwardTiling>(&self) -> bool {
+        let ended = const { Kernel::<T>::BARRIERS.ended };
+        mbarrier_test_wait(opaque(self.barriers) + ended * 8, 0)
     }
 
-    /// The work on the keys in K slot `slot`; past the slots, the producer's own.
+    /// The work whose numbers are in `slot`; past the slots, the producer's own.
     #[inline(always)]
     fn work<T: HopperBackwardTiling>(&self, slot: u32) -> Work {
         Work { shared: opaque(self.shared) + Kernel::<T>::PLAN.works + slot * WORK_BYTES }
@@ -217,15 +230,15 @@ const SPLIT: RegisterSplit = RegisterSplit::of(2);
 unsafe fn initialise_barriers<T: HopperBackwardTiling>(block: &Block<'_>) {
     let numbers = Kernel::<T>::BARRIERS;
     // The keepers of the order read the work as well.
-    let readers = T::SHAPE.warpgroups() << (block.params.ordered != 0) as u32;
+    let keepers = if block.params.ordered != 0 { T::SHAPE.warpgroups() } else { 0 };
     let mut number = 0;
     while number < numbers.count {
-        let arrivals = if number < numbers.kv_empty {
+        // Each warp gives back a slot for itself.
+        let arrivals = if number < numbers.kv_empty || number >= numbers.drained {
             1
         } else if number < numbers.q_empty {
-            readers
+            T::SHAPE.warps + keepers
         } else {
-            // Each warp gives back a slot for itself.
             T::SHAPE.warps
         };
         mbarrier_init(block.barrier(number), arrivals);

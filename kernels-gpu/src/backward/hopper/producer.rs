@@ -1,15 +1,16 @@
 //! The producing thread: it keeps the rings full.
 
 use ferroflash_core::axes::MaskKind;
-use ferroflash_core::backward::hopper::{HopperBackwardTiling, KeyShare};
+use ferroflash_core::backward::hopper::{HopperBackwardTiling, KeyShare, STEP_BYTES};
 use ferroflash_core::backward::scratch::LSE_ROWS;
 use ferroflash_core::swizzle::PanelLayout;
 
+use super::work::head_tiles;
 use super::{Block, Kernel, NO_SECTION, Work, clear};
 use crate::ptx::mbarrier::{mbarrier_arrive, mbarrier_arrive_expect, mbarrier_wait};
 use crate::ptx::memory::{
     fetch_add_global_u32, load_global_u32, load_shared_u32, release_add_global_u32,
-    store_shared_u32,
+    store_shared_u32, store_shared_v4,
 };
 use crate::ptx::thread::opaque;
 use crate::ptx::tma::{load_box, load_bytes, prefetch_tensor_map};
@@ -28,7 +29,6 @@ pub(super) unsafe fn produce<T: HopperBackwardTiling, M: MaskKind>(block: &Block
     }
     store_shared_u32(block.shared + Kernel::<T>::PLAN.work_count, 0);
     store_shared_u32(block.shared + Kernel::<T>::PLAN.step_count, 0);
-    store_shared_u32(block.shared + Kernel::<T>::PLAN.section, 0);
     store_shared_u32(block.shared + Kernel::<T>::PLAN.clear_section, 0);
     let mut slot = 0;
     while slot < Kernel::<T>::PLAN.kv_stages {
@@ -40,7 +40,7 @@ pub(super) unsafe fn produce<T: HopperBackwardTiling, M: MaskKind>(block: &Block
     // Work is drawn by every block from the first on: one that waits for another's part of dQ
     // waits for a block that runs.
     while own().leave::<T, M>(block, fetch_add_global_u32(block.params.scratch.counters, 1)) {
-        clear::await_section::<T>(block);
+        clear::await_section::<T>(block, own().section());
         copy_keys_and_values::<T>(block, next_slot::<T>(block), own());
         let mut left = own().steps();
         own().set_q_head(own().head_part() * block.params.work_heads);
@@ -64,6 +64,7 @@ pub(super) unsafe fn produce<T: HopperBackwardTiling, M: MaskKind>(block: &Block
         }
     }
     let barriers = Kernel::<T>::BARRIERS;
+    mbarrier_arrive(block.barrier(barriers.ended));
     let kv = next_slot::<T>(block);
     mbarrier_wait(block.barrier(barriers.kv_empty + kv.slot), kv.parity ^ 1);
     own().copy(block.work::<T>(kv.slot));
@@ -95,7 +96,7 @@ unsafe fn copy_keys_and_values<T: HopperBackwardTiling>(block: &Block<'_>, kv: T
     let block = &Block { barriers: opaque(block.barriers), ..*block };
     mbarrier_wait(block.barrier(barriers.kv_empty + kv.slot), kv.parity ^ 1);
     let work = block.work::<T>(kv.slot);
-    // Of the work that was there.
+    // Of the work that was there, with which everyone has done.
     store_shared_u32(opaque(block.shared) + plan.done, work.section());
     own.copy(work);
     let kv_head = own.kv_head(params);
@@ -111,8 +112,8 @@ unsafe fn copy_keys_and_values<T: HopperBackwardTiling>(block: &Block<'_>, kv: T
     copy_tile::<T>(&Kernel::<T>::V, shared, block.map(2), full, place, 0);
 }
 
-/// Tells that the work before this one in its slot is done. The fence in this takes as long as a
-/// copy, so that some of those come first.
+/// Tells that the work whose numbers were in this one's place is done. The fence in this takes as
+/// long as a copy, so that some of those come first.
 #[inline(always)]
 unsafe fn tell_done<T: HopperBackwardTiling>(block: &Block<'_>) {
     let done = load_shared_u32(opaque(block.shared) + Kernel::<T>::PLAN.done);
@@ -135,7 +136,15 @@ unsafe fn copy_queries<T: HopperBackwardTiling>(
     let full = block.barrier(barriers.q_full + turn.slot);
     let natural = is_natural::<T>(block, own, row);
     mbarrier_wait(block.barrier(barriers.q_empty + turn.slot), turn.parity ^ 1);
-    store_shared_u32(opaque(block.shared) + plan.natural + turn.slot * 4, natural);
+    let step = opaque(block.shared) + plan.steps;
+    let step = step + (turn.parity * T::SHAPE.stages + turn.slot) * STEP_BYTES;
+    if Kernel::<T>::DEFERS {
+        let head = own.batch() * block.params.q_heads + own.q_head();
+        let index = head * head_tiles::<T>(block.params) + tile;
+        store_shared_v4(step, [natural, tile, index, 0]);
+    } else {
+        store_shared_u32(step, natural);
+    }
     let place = [row, own.q_head() & axes.head, own.batch() & axes.batch];
     let rows = block.params.scratch.lse + rows_offset(block, own, row);
     let shared = opaque(block.shared) + plan.q + turn.slot * plan.q_stage;

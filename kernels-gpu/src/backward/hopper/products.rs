@@ -31,7 +31,7 @@ where
         let k = shared + plan.k + self.kv.slot * plan.k_stage + own_keys;
         let q = shared + plan.q + turn.slot * plan.q_stage + own_rows;
         let (k, q) = (Operand::new(&k_layout, k), Operand::new(&q_layout, q));
-        mbarrier_wait(self.block.barrier(Kernel::<T>::BARRIERS.q_full + turn.slot), turn.parity);
+        mbarrier_wait(self.barrier(Kernel::<T>::BARRIERS.q_full + turn.slot), turn.parity);
         wgmma_fence();
         let mut channels = 0;
         while channels < T::SHAPE.head_dim / 16 {
@@ -58,7 +58,7 @@ where
         let v = shared + plan.v + self.kv.slot * plan.v_stage + own_keys;
         let d_o = shared + plan.d_o + turn.slot * plan.d_o_stage + own_rows;
         let (v, d_o) = (Operand::new(&v_layout, v), Operand::new(&d_o_layout, d_o));
-        mbarrier_wait(self.block.barrier(Kernel::<T>::BARRIERS.d_o_full + turn.slot), turn.parity);
+        mbarrier_wait(self.barrier(Kernel::<T>::BARRIERS.d_o_full + turn.slot), turn.parity);
         wgmma_fence();
         let mut channels = 0;
         while channels < T::SHAPE.value_dim / 16 {
@@ -149,12 +149,13 @@ where
         wgmma_commit();
     }
 
-    /// Starts this warpgroup's share of dQ = dS·K, over all keys of the block.
+    /// Starts this warpgroup's share of dQ = dS·K, over all keys of the block, of tile `weights` of
+    /// dS.
     #[inline(always)]
-    pub(super) unsafe fn start_queries(&self, queries: &mut T::QueryGradient) {
+    pub(super) unsafe fn start_queries(&self, queries: &mut T::QueryGradient, weights: u32) {
         let plan = Kernel::<T>::PLAN;
         let (d_s_layout, k_layout) = (Kernel::<T>::D_S, Kernel::<T>::K);
-        let mut d_s = opaque(self.block.shared) + plan.d_s + self.d_s * plan.d_s_stage;
+        let mut d_s = opaque(self.block.shared) + plan.d_s + weights * plan.d_s_stage;
         let mut k = opaque(self.block.shared) + plan.k + self.kv.slot * plan.k_stage;
         match const { QueryShare::of(&T::SHAPE) } {
             QueryShare::Rows => d_s += self.index * d_s_layout.panel_bytes(),
@@ -165,7 +166,7 @@ where
             QueryShare::Steps => {}
         }
         let (d_s, k) = (Operand::new(&d_s_layout, d_s), Operand::new(&k_layout, k));
-        if self.owns_queries() {
+        if self.owns_queries(weights) {
             wgmma_fence();
             let mut keys = 0;
             while keys < T::SHAPE.kv_columns / 16 {

@@ -7,7 +7,7 @@ use ferroflash_core::tile::WARPGROUP_ROWS;
 
 use super::consumer::{Consumer, Step};
 use super::products::operand;
-use super::{Kernel, Place, Work};
+use super::{Kernel, Place};
 use crate::ptx::math::{exp2, fma};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::{load_shared_u32, load_shared_v2_f32};
@@ -25,8 +25,7 @@ where
     /// Pᵀ = exp(scale·Sᵀ − lse): lse is of a row, a column here.
     #[inline(always)]
     pub(super) unsafe fn exponentials(&self, scores: &mut T::Scores) {
-        let natural = opaque(self.block.shared) + Kernel::<T>::PLAN.natural + self.turn.slot * 4;
-        if load_shared_u32(natural) == 0 {
+        if load_shared_u32(self.told(self.turn)) == 0 {
             self.powers::<false>(scores);
         } else {
             self.powers::<true>(scores);
@@ -79,24 +78,24 @@ where
 
     /// Whether some row of the tile sees fewer keys than the block has.
     #[inline(always)]
-    pub(super) unsafe fn needs_mask(&self, work: Work, place: Place) -> bool {
+    pub(super) unsafe fn needs_mask(&self, place: Place) -> bool {
         let visible = &self.block.params.visibility;
         let keys_end = match M::CLASS {
             MaskClass::Full => visible.kv_len,
-            _ => visible.keys_end(place.tile * T::SHAPE.q_rows),
+            _ => visible.keys_end(self.tile(place) * T::SHAPE.q_rows),
         };
-        keys_end < work.first_key() + T::SHAPE.kv_columns
+        keys_end < self.work().first_key() + T::SHAPE.kv_columns
     }
 
     /// Makes zero what belongs to rows that do not see their key.
     #[inline(always)]
-    pub(super) unsafe fn hide(&self, values: &mut T::Scores, work: Work, place: Place) {
+    pub(super) unsafe fn hide(&self, values: &mut T::Scores, place: Place) {
         let visible = &self.block.params.visibility;
-        let own_row = place.tile * T::SHAPE.q_rows + self.first_own_row() + lane_id() % 4 * 2;
+        let own_row = self.tile(place) * T::SHAPE.q_rows + self.first_own_row() + lane_id() % 4 * 2;
         let own = self.first_own_key() + self.thread() / 32 * 16 + lane_id() / 4;
         let mut half = 0;
         while half < 2 {
-            let key = work.first_key() + own + half * 8;
+            let key = self.work().first_key() + own + half * 8;
             // The first row that sees the key, counted from the thread's first. Lengths and sides
             // are bounded so that these sums fit; see `MAX_LENGTH`.
             let first = if key >= visible.kv_len {

@@ -7,7 +7,7 @@ use ferroflash_core::backward::schedule::BackwardSchedule;
 use ferroflash_core::schedule::divide;
 use ferroflash_core::visibility::Visibility;
 
-use super::{Block, Kernel, NO_SECTION};
+use super::{Block, NO_SECTION};
 use crate::ptx::memory::{load_shared_u32, load_shared_v4, store_shared_u32, store_shared_v4};
 use crate::ptx::thread::opaque;
 
@@ -37,14 +37,11 @@ impl Work {
             parts: opaque(params.schedule.parts),
             section: opaque(params.schedule.section),
         };
-        let section = opaque(block.shared) + Kernel::<T>::PLAN.section;
         if index as u64 >= schedule.blocks() {
-            store_shared_u32(section, NO_SECTION);
             store_shared_v4(self.shared, [u32::MAX, 0, 0, 0]);
             return false;
         }
-        let section_number = schedule.section_of(index);
-        store_shared_u32(section, section_number);
+        let section = schedule.section_of(index);
         let work = schedule.work(index);
         let kv_heads = opaque(params.kv_heads);
         let batch = divide(work.batch_head, kv_heads);
@@ -55,7 +52,7 @@ impl Work {
             _ => work.kv_block,
         };
         let first_key = kv_block * T::SHAPE.kv_columns;
-        store_shared_v4(self.shared, [batch, head_part, first_key, section_number]);
+        store_shared_v4(self.shared, [batch, head_part, first_key, section]);
 
         let visible = Visibility {
             left: opaque(params.visibility.left as u32) as i32,
@@ -109,7 +106,7 @@ impl Work {
         load_shared_u32(self.shared + 8)
     }
 
-    /// The section that the work is of, where it lies beside its K.
+    /// The section that the work is of; not the producer's own, once it copies queries.
     #[inline(always)]
     pub(super) unsafe fn section(self) -> u32 {
         load_shared_u32(self.shared + 12)
@@ -194,8 +191,16 @@ pub(super) struct Place {
     pub(super) head: u32,
 }
 
+impl Place {
+    /// The tile's number among those of all heads.
+    #[inline(always)]
+    pub(super) fn index(self) -> u32 {
+        self.head + self.tile
+    }
+}
+
 /// Query tiles of a head.
 #[inline(always)]
-fn head_tiles<T: HopperBackwardTiling>(params: &HopperBackwardParams) -> u32 {
+pub(super) fn head_tiles<T: HopperBackwardTiling>(params: &HopperBackwardParams) -> u32 {
     params.scratch.padded_rows / T::SHAPE.q_rows
 }

@@ -163,7 +163,7 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
         let (counter, turn) = C::turn(params, &work, step, place.shared);
         if common.ordered != 0 {
             if place.thread == 0 {
-                while load_acquire_global_u32(counter) != turn {}
+                while load_acquire_global_u32(counter) < turn {}
             }
             sync_threads();
         }

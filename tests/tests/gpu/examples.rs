@@ -1,0 +1,101 @@
+//! The worked attention and gradients of the seed documents, by every kernel of their mask's class.
+//!
+//! Their channels are few and no multiple of 8: zeros follow, which change no number. What is
+//! compared are the worked numbers, within the usual bound, whose baseline then also holds what
+//! rounding the inputs to 16 bits costs.
+
+use ferroflash::{Direction, Dtype, Form, KernelSpec, MaskClass, Stream};
+use ferroflash_tests::backend::{backward_references, forward_references};
+use ferroflash_tests::bound::{lse_error, result_error};
+use ferroflash_tests::case::{Case, Sight};
+use ferroflash_tests::element::Real;
+use ferroflash_tests::gpu::{Loaded, LoadedBackward, Wanted, copy_stream, plan};
+use ferroflash_tests::seeds;
+use half::{bf16, f16};
+use libtest_mimic::Trial;
+
+use crate::{kernels_and_forms, trial};
+
+/// Channels are padded to multiples of it, as the copy engine asks.
+const CHANNELS: usize = 8;
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for direction in [Direction::Forward, Direction::Backward] {
+        for (spec, form, is_possible) in kernels_and_forms(direction) {
+            let name = format!("{}/{form}/worked_examples", spec.name);
+            trials.push(trial(name, is_possible, move || match spec.dtype {
+                Dtype::F16 => worked_examples::<f16>(spec, form),
+                _ => worked_examples::<bf16>(spec, form),
+            }));
+        }
+    }
+    trials
+}
+
+/// Whether an example's mask is of the kernel's class, or of one that its class holds.
+fn is_of_class<T>(case: &Case<T>, class: MaskClass) -> bool {
+    match class {
+        MaskClass::Full => case.boolean_mask.is_none() && case.sight == Sight::FULL,
+        MaskClass::Causal => case.sight != Sight::FULL,
+        MaskClass::Masked => case.boolean_mask.is_none(),
+        MaskClass::General => true,
+    }
+}
+
+fn worked_examples<T: Real>(spec: &'static KernelSpec, form: Form) {
+    let mut count = 0;
+    for example in seeds::cases() {
+        let Some(case) = example.call::<T>(CHANNELS) else { continue };
+        let is_backward = spec.direction == Direction::Backward;
+        if !is_of_class(&case, spec.mask) || is_backward != (example.kind == "backward") {
+            continue;
+        }
+        count += 1;
+        if is_backward {
+            gradients(spec, form, &example, &case);
+        } else {
+            attention(spec, form, &example, &case);
+        }
+    }
+    assert!(count > 0 || spec.direction == Direction::Backward, "no example is of the class");
+}
+
+fn attention<T: Real>(spec: &KernelSpec, form: Form, example: &seeds::Case, case: &Case<T>) {
+    let plan = plan::<T>(&case.attention, Some(spec.name), Some(form)).expect("it is eligible");
+    let stream = Stream::from(copy_stream());
+    let mut loaded = Loaded::new(case, true);
+    loaded.run(&plan, &stream).expect("a launch");
+    let (o, lse) = loaded.results(&stream);
+    o.assert_written("o");
+    let [exact, rounded] = forward_references(case);
+    let worked = example.expected("o", CHANNELS);
+    let error = result_error(&o.contents(), &worked, &rounded.o, T::DTYPE);
+    error.assert_holds(&format!("{}: o", example.id));
+    // lse is as exact as f32, so that it shows what rounding the inputs costs: theirs is compared.
+    let lse = lse.expect("it was asked for").contents();
+    lse_error(&lse, &exact.lse).assert_holds(&format!("{}: lse", example.id));
+}
+
+fn gradients<T: Real>(spec: &KernelSpec, form: Form, example: &seeds::Case, case: &Case<T>) {
+    let [_, rounded] = backward_references(case);
+    for attention in [case.attention, case.attention.deterministic()] {
+        let plan = plan::<T>(&attention, Some(spec.name), Some(form)).expect("it is eligible");
+        let stream = Stream::from(copy_stream());
+        let loaded = LoadedBackward::new(case, &plan, Wanted::ALL, &stream);
+        let mut loaded = loaded.expect("a forward pass");
+        loaded.run(&plan, &stream).expect("a launch");
+        let gradients = loaded.results(&stream);
+        gradients.assert_written();
+        for (name, had) in gradients.contents() {
+            let rounded = match name {
+                "dq" => &rounded.dq,
+                "dk" => &rounded.dk,
+                _ => &rounded.dv,
+            };
+            let worked = example.expected(name, CHANNELS);
+            let error = result_error(&had, &worked, rounded, T::DTYPE);
+            error.assert_holds(&format!("{}: {name}", example.id));
+        }
+    }
+}
