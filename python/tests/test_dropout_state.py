@@ -1,14 +1,13 @@
 """Where a dropout's state may lie, what it drops, and masks with a bit a key."""
 
+import ferroflash
 import numpy as np
 import pytest
 
-import ferroflash
-
 torch = pytest.importorskip("torch")
 
-from reference import kept  # noqa: E402
-from torch_reference import tensors  # noqa: E402
+from reference import kept
+from torch_reference import tensors
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 DEVICES = ["cpu", pytest.param("cuda", marks=gpu)]
@@ -45,12 +44,10 @@ def test_masks_are_what_calls_drop(device):
 
 
 def test_masks_of_packed_sequences():
-    q, k, v = (x[0] for x in tensors(1, 12, 12, 2, 2, 8, dtype=F32))
+    q, k, _ = (x[0] for x in tensors(1, 12, 12, 2, 2, 8, dtype=F32))
     cu = torch.tensor([0, 5, 12], dtype=torch.int32)
     state = dict(dropout_p=P, dropout_state=(1, 2))
-    mask = ferroflash.dropout_mask(
-        q, k, **state, cu_seqlens_q=cu, max_seqlen_q=7, max_seqlen_k=8
-    )
+    mask = ferroflash.dropout_mask(q, k, **state, cu_seqlens_q=cu, max_seqlen_q=7, max_seqlen_k=8)
     assert mask.shape == (2, 2, 7, 8)
     assert (mask.numpy() == kept(P, (1, 2), 2, 2, 7, 8)).all()
 
@@ -64,9 +61,7 @@ def test_bits_are_a_mask(device, packed):
     if packed:
         q, k, v = (x.detach()[0].requires_grad_() for x in (q, k, v))
         cu = [torch.tensor(x, dtype=torch.int32, device=device) for x in ([0, 20, 37], [0, 11, 45])]
-        lengths = dict(
-            cu_seqlens_q=cu[0], cu_seqlens_k=cu[1], max_seqlen_q=20, max_seqlen_k=34
-        )
+        lengths = dict(cu_seqlens_q=cu[0], cu_seqlens_k=cu[1], max_seqlen_q=20, max_seqlen_k=34)
     rows, keys = (20, 34) if packed else (37, 45)
     mask = torch.rand(2, 1, rows, keys) < 0.5
     bits = torch.from_numpy(np.packbits(mask.numpy(), -1, bitorder="little")).to(device)

@@ -40,7 +40,8 @@ def dropout_mask(
         raise ValueError("dropout_state: must be given; a mask drawn anew would be of no call")
     probability, _ = dropout(dropout_p) or (0.0, None)
     if cu_seqlens_q is None:
-        batch, q_len, heads, kv_len = *q.shape[:3], k.shape[1]
+        batch, q_len, heads = q.shape[:3]
+        kv_len = k.shape[1]
     else:
         batch, heads = cu_seqlens_q.shape[0] - 1, q.shape[1]
         q_len = length(max_seqlen_q, "max_seqlen_q")

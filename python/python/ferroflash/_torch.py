@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from . import _native
+from . import _native, _torch_dropout
 from ._call import ARRAYS, Extras, Options, plan, read_extras, rows_of
-from ._torch_dropout import read_state as read_state
 from ._torch_dropout import with_state
 
 # Element types as the native side numbers them.
@@ -260,7 +259,7 @@ def _split_gradients(results: list) -> tuple:
     return (*results[:-1], *((None,) * parts if packed is None else packed.unbind(-3)))
 
 
-where, from_dlpack = torch.where, torch.from_dlpack
+where, from_dlpack, read_state = torch.where, torch.from_dlpack, _torch_dropout.read_state
 
 
 def detached(tensor: torch.Tensor) -> torch.Tensor:
