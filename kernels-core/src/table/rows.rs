@@ -241,6 +241,10 @@ macro_rules! kernel_table {
             hopper_forward_d64x256_bf16_causal = Hopper Forward<Hopper64x256, Bf16, Causal>;
             hopper_forward_d64x256_f16_full = Hopper Forward<Hopper64x256, F16, Full>;
             hopper_forward_d64x256_f16_causal = Hopper Forward<Hopper64x256, F16, Causal>;
+            hopper_forward_d64_bf16_masked = Hopper Forward<HopperMasked64, Bf16, Masked>;
+            hopper_forward_d64_f16_masked = Hopper Forward<HopperMasked64, F16, Masked>;
+            hopper_forward_d128_bf16_masked = Hopper Forward<Hopper128Causal, Bf16, Masked>;
+            hopper_forward_d128_f16_masked = Hopper Forward<Hopper128Causal, F16, Masked>;
         }
     };
 }
