@@ -314,16 +314,7 @@ mod tests {
     #[test]
     fn wide_values_take_two_launches() {
         let taken = |head_dim, value_dim, shared_bytes_per_block| {
-            let a100 = Limits {
-                name: "NVIDIA A100".to_owned(),
-                capability: (8, 0),
-                multiprocessors: 108,
-                shared_bytes_per_block,
-                shared_bytes_per_multiprocessor: shared_bytes_per_block,
-                l2_bytes: 41_943_040,
-                memory_bytes: 80_000_000_000,
-                driver_version: 13_000,
-            };
+            let a100 = Limits { capability: (8, 0), shared_bytes_per_block, ..h200() };
             let shape = Shape { head_dim, value_dim, ..attention().shape };
             choose(&Attention::new(shape), Dtype::Bf16, Direction::Forward, &a100, None)
                 .map(|choice| (choice.spec.name, choice.reason))
@@ -343,9 +334,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn many_keys_take_wide_tiles() {
-        let h200 = Limits {
+    fn h200() -> Limits {
+        Limits {
             name: "NVIDIA H200".to_owned(),
             capability: (9, 0),
             multiprocessors: 132,
@@ -354,7 +344,36 @@ mod tests {
             l2_bytes: 62_914_560,
             memory_bytes: 150_000_000_000,
             driver_version: 13_000,
+        }
+    }
+
+    #[test]
+    fn options_keep_the_family_as_far_as_it_has_them() {
+        let taken = |dims: (usize, usize), call: fn(Attention) -> Attention| {
+            let shape = Shape { head_dim: dims.0, value_dim: dims.1, ..attention().shape };
+            let choice =
+                choose(&call(Attention::new(shape)), Dtype::F16, Direction::Forward, &h200(), None)
+                    .expect("a kernel");
+            (choice.spec.name, choice.fallback.map(|spec| spec.name), choice.rejected)
         };
+        let window = |call: Attention| call.mask(Mask::full().window(Some(2), None));
+        let (name, fallback, _) = taken((64, 64), window);
+        assert_eq!(name, "hopper_forward_d64_f16_masked");
+        assert_eq!(fallback, Some("portable_forward_d64_f16_masked"));
+        let packed = |call: Attention| {
+            call.layout(Layout::Packed { q_tokens: 9, kv_tokens: 9 }).alibi().softcap(3.0).sink()
+        };
+        assert_eq!(taken((128, 72), packed).0, "hopper_forward_d128_f16_masked");
+        let bias = |call: Attention| call.bias(Broadcast::NONE);
+        let (name, fallback, rejected) = taken((64, 64), bias);
+        assert_eq!((name, fallback), ("portable_forward_d64_f16_general", None));
+        let why = rejected.iter().find(|other| other.kernel == "hopper_forward_d64_f16_masked");
+        assert_eq!(why.map(|other| other.reason.as_str()), Some("has no bias"));
+    }
+
+    #[test]
+    fn many_keys_take_wide_tiles() {
+        let h200 = h200();
         let taken = |mask, kv_len, limits: &Limits| {
             let shape = Shape { kv_len, head_dim: 128, value_dim: 128, ..attention().shape };
             let call = Attention::new(shape).mask(mask);

@@ -15,6 +15,7 @@
 //! | [`table`] | every kernel there is, once |
 //! | [`items`] | where the items of a call lie; which of them a block's query rows belong to |
 //! | [`schedule`] | block index ↔ the work that block owns |
+//! | [`walk`] | in which order a block visits its K/V tiles; which of them need no mask |
 //! | [`fragment`], [`swizzle`] | which lane holds which element; where a tile's bytes lie |
 //! | [`tensor_map`] | what the copy engine is told of a tensor, and when it cannot be |
 //! | [`row_state`] | the mergeable softmax state (row maximum, row sum, numerator) |
@@ -38,3 +39,4 @@ pub mod tensor_map;
 pub mod tile;
 pub mod tilings;
 pub mod visibility;
+pub mod walk;

@@ -64,10 +64,13 @@ impl KernelSpec {
                 (T::SHAPE.warps * 32, plan.bytes)
             }
             // One more warpgroup produces.
-            (Family::Hopper, Direction::Forward) => (
-                (T::SHAPE.warps + WARPGROUP_WARPS) * 32,
-                SharedPlan::hopper_forward(T::SHAPE).bytes,
-            ),
+            (Family::Hopper, Direction::Forward) => {
+                let plan = match M::CLASS {
+                    MaskClass::Full | MaskClass::Causal => SharedPlan::hopper_forward(T::SHAPE),
+                    MaskClass::Masked | MaskClass::General => SharedPlan::hopper_masked(T::SHAPE),
+                };
+                ((T::SHAPE.warps + WARPGROUP_WARPS) * 32, plan.bytes)
+            }
             (_, Direction::Preprocess) => (T::SHAPE.warps * 32, 0),
             // The tile on its way out.
             (_, Direction::Convert) => (T::SHAPE.warps * 32, T::SHAPE.q_rows * 64 * 2),
@@ -140,15 +143,19 @@ impl KernelSpec {
                 tile.row_tiles() * (scores + output) * self.dtype.products()
             }
             // Each product is written twice, around and in the loop, and once more in the loop of
-            // the tiles that need a mask where there is one.
+            // the tiles that need a mask where there is one; with options there are three loops,
+            // one a kind, for the tiles that need none.
             (Family::Hopper, Direction::Forward) => {
                 let copies = match self.mask {
                     MaskClass::Full => 2,
-                    _ => 3,
+                    MaskClass::Causal => 3,
+                    MaskClass::Masked | MaskClass::General => 5,
                 };
                 let products = copies * (tile.head_dim / 16 + tile.kv_columns / 16);
-                // And a warp's own `mma` of one tile's scores, for guesses that were too low.
-                products + tile.kv_columns / 8
+                // And a warp's own `mma` of one tile's scores, for guesses that were too low: one a
+                // loop that guesses.
+                let guesses = if self.has_options() { 3 } else { 1 };
+                products + guesses * (tile.kv_columns / 8)
             }
             (_, Direction::Preprocess | Direction::Convert) => 0,
             (Family::Portable, Direction::Backward) => {
@@ -171,6 +178,13 @@ impl KernelSpec {
                 let staging = if self.dtype.pieces() > 1 { 1 } else { 2 };
                 let hidden = second * matches!(self.mask, MaskClass::General) as u32;
                 1 + staging + 1 + second + hidden
+            }
+            // As below; and two more at the start, around the search for a work and with each of
+            // the output's turns, where steps pass before and behind a consumer's own, where values
+            // are cleaned, and around the output that other items border on.
+            (Family::Hopper, Direction::Forward) if self.has_options() => {
+                let always = 18 + self.tile.output_turns();
+                if self.ping_pong { 15 + always } else { always }
             }
             // At the start, after turning the queries' sign, after skipped tiles, before the output
             // is copied out, and a warp's two around its work; for the turns, one before the first

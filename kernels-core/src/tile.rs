@@ -177,7 +177,18 @@ impl SharedPlan {
         assert!(bytes <= HOPPER_SHARED_BYTES, "the plan exceeds a block's shared memory");
         Self { q, k, k_stage, v, v_stage, o: v, barriers, works, bytes }
     }
+
+    /// As the hopper forward, with works of [`WORK_RECORD_BYTES`] each.
+    pub const fn hopper_masked(tile: TileShape) -> Self {
+        let plan = Self::hopper_forward(tile);
+        let bytes = plan.works + (tile.stages + 2 + tile.warps) * WORK_RECORD_BYTES;
+        assert!(bytes <= HOPPER_SHARED_BYTES, "the plan exceeds a block's shared memory");
+        Self { bytes, ..plan }
+    }
 }
+
+/// Bytes of a work as kernels with options leave it in shared memory.
+pub const WORK_RECORD_BYTES: u32 = 160;
 
 /// Shared memory that a block may have on compute capability 9.0: 227 KB.
 pub const HOPPER_SHARED_BYTES: u32 = 232_448;
@@ -287,6 +298,14 @@ impl RegisterSplit {
         match warpgroups {
             1 | 2 => Self { producer: 24, consumer: 240 },
             _ => Self { producer: 32, consumer: 160 },
+        }
+    }
+
+    /// As [`Self::of`], with more for a producing warp that looks for works among items.
+    pub const fn masked(warpgroups: u32) -> Self {
+        match warpgroups {
+            1 | 2 => Self { producer: 40, consumer: 232 },
+            _ => Self::of(warpgroups),
         }
     }
 }

@@ -128,6 +128,8 @@ macro_rules! hopper_tilings {
 hopper_tilings! {
     Hopper64: 192 x 128, dims 64 64, stages 4, ping_pong true,
         "Exponentials cost as much as products: three warpgroups keep both units busy; 152 KB.";
+    HopperMasked64: 192 x 112, dims 64 64, stages 4, ping_pong true,
+        "As Hopper64, with fewer scores: options need registers as well; 136 KB.";
     Hopper96: 128 x 192, dims 96 96, stages 2, ping_pong true,
         "96 + 48 + 48 registers; 168 KB.";
     Hopper128: 128 x 176, dims 128 128, stages 2, ping_pong true,

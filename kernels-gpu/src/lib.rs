@@ -132,6 +132,11 @@ macro_rules! entry {
             $name(params: ferroflash_core::backward::params::ConvertParams) =
             backward::convert::block::<axes::$element>);
     };
+    ($name:ident Hopper Forward $tiling:ident $element:ident Masked) => {
+        entry_point!("hopper_forward_options"
+            $name(params: ferroflash_core::params::options::HopperMaskedParams, maps) =
+            forward::hopper::masked_block::<tilings::$tiling, axes::$element>);
+    };
     ($name:ident Hopper Forward $tiling:ident $element:ident $mask:ident) => {
         entry_point!("hopper_forward"
             $name(params: ferroflash_core::params::HopperForwardParams, maps) =

@@ -134,10 +134,20 @@ impl<'a> Call<'a> {
         spec: &KernelSpec,
     ) -> std::result::Result<[TensorMapPlan; 4], (&'static str, MapRefusal)> {
         let boxes = hopper_forward_boxes(&spec.tile);
-        let keys = device_visibility(self.attention).kv_len as usize;
+        // Keys that no row sees are cut off; those of packed items are told by offsets.
+        let keys = match self.attention.layout {
+            Layout::Packed { .. } => None,
+            _ => Some(device_visibility(self.attention).kv_len as usize),
+        };
         let plan = |name, raw: &Raw, panel| {
-            let rows = if name == "k" || name == "v" { keys } else { raw.dims()[1] };
-            let dims = [raw.dims()[0], rows, raw.dims()[2], raw.dims()[3]];
+            // Packed items lie on one row axis: a batch of one.
+            let (batch, [rows, heads, channels]) = match *raw.dims() {
+                [batch, rows, heads, channels] => (batch, [rows, heads, channels]),
+                [rows, heads, channels] => (1, [rows, heads, channels]),
+                _ => (0, [0; 3]),
+            };
+            let rows = if name == "k" || name == "v" { keys.unwrap_or(rows) } else { rows };
+            let dims = [batch, rows, heads, channels];
             TensorMapPlan::new(raw.address as u64, dims, strides(raw), panel)
                 .map_err(|refusal| (name, refusal))
         };
@@ -242,9 +252,17 @@ impl<'a> Call<'a> {
         let blocks = grid(kernel.spec, &schedule, &device.limits);
         // SAFETY: the counter is the caller's workspace, on the stream's device.
         unsafe { kernel.clear(device, stream, self.workspace, workspace_bytes(kernel.spec)) }?;
-        // SAFETY: these are the parameters of a hopper forward kernel; the rest is the caller's
-        // promise.
-        unsafe { kernel.launch(device, stream, blocks as u32, &params) }
+        // SAFETY: these are the parameters of a hopper forward kernel of the mask class; the rest
+        // is the caller's promise.
+        unsafe {
+            if kernel.spec.has_options() {
+                let o = device_tensor(self.o, self.dtype.bytes());
+                let params = self.options.hopper_params(self.attention, params, o);
+                kernel.launch(device, stream, blocks as u32, &params)
+            } else {
+                kernel.launch(device, stream, blocks as u32, &params)
+            }
+        }
     }
 }
 

@@ -9,9 +9,12 @@ use ferroflash_core::backward::params::options::PortableMaskedBackwardParams;
 use ferroflash_core::dropout::DropoutMask;
 use ferroflash_core::items::Items;
 use ferroflash_core::params::options::{
-    HeadValues, PortableMaskedParams, ScoreOptions, ScoreTensor,
+    HeadValues, HopperMaskedParams, HopperScoreOptions, PortableMaskedParams, ScoreOptions,
+    ScoreTensor, tanh_polynomial,
 };
-use ferroflash_core::params::{PortableForwardParams, ZERO_SCALE};
+use ferroflash_core::params::{
+    DeviceTensor, HopperForwardParams, PortableForwardParams, ZERO_SCALE,
+};
 use ferroflash_core::visibility::Align;
 
 use super::device::CudaDevice;
@@ -77,6 +80,40 @@ impl DeviceOptions {
             false => forward,
         };
         PortableMaskedParams { forward, items: self.items(attention), options }
+    }
+
+    /// The parameters of a masked hopper forward kernel, likewise. Scores leave a softcap as tanh,
+    /// and ALiBi as powers of two: the state's units follow.
+    pub(crate) fn hopper_params(
+        &self,
+        attention: &Attention,
+        forward: HopperForwardParams,
+        o: DeviceTensor,
+    ) -> HopperMaskedParams {
+        use std::f32::consts::{LN_2, LOG2_E};
+        // Beyond, tanh leaves scores as they are, and the factor of powers of two must not overflow.
+        let cap = attention.softcap.map(|cap| cap.min(1e38));
+        let softcap_scale = cap.map_or(0.0, |cap| (forward.scale / cap).max(f32::MIN_POSITIVE));
+        let (softcap_near, softcap_polynomial) = tanh_polynomial(softcap_scale);
+        let natural = cap.unwrap_or(forward.scale);
+        let (scale, scale_log2) = match (attention.alibi, cap) {
+            (true, _) => (LN_2, 1.0),
+            (false, Some(cap)) => (cap, cap * LOG2_E),
+            (false, None) => (forward.scale, forward.scale_log2),
+        };
+        HopperMaskedParams {
+            forward: HopperForwardParams { scale, scale_log2, ..forward },
+            items: self.items(attention),
+            options: HopperScoreOptions {
+                bias_scale: natural * LOG2_E,
+                softcap_scale,
+                softcap_near,
+                softcap_polynomial,
+                alibi: self.alibi,
+                sink: self.sink,
+            },
+            o,
+        }
     }
 
     /// The parameters of a masked backward kernel, likewise; `dbias` is the gradient of the bias.

@@ -1,7 +1,7 @@
 //! What kernels of the classes `masked` and `general` take beside the plain parameters. An option
 //! that is off is a 0 where its address, its factor or its flag would be.
 
-use super::PortableForwardParams;
+use super::{DeviceTensor, HopperForwardParams, PortableForwardParams};
 use crate::dropout::DropoutMask;
 use crate::items::Items;
 
@@ -17,6 +17,59 @@ pub struct PortableMaskedParams {
     pub items: Items,
     /// What happens to a score.
     pub options: ScoreOptions,
+}
+
+/// Arguments of a hopper forward kernel of class `masked`. The maps come first, as in the plain
+/// kernel's.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HopperMaskedParams {
+    /// Maps, schedule and heads. `scale_log2` and `scale` are those of the scores as the options
+    /// leave them: powers of two with ALiBi, with a softcap alone values of tanh.
+    pub forward: HopperForwardParams,
+    /// Where the items lie.
+    pub items: Items,
+    /// What happens to a score.
+    pub options: HopperScoreOptions,
+    /// The output, for blocks of packed items whose rows end inside a box.
+    pub o: DeviceTensor,
+}
+
+/// What happens to a product of a query and a key before the softmax, in a hopper kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HopperScoreOptions {
+    /// With ALiBi, the factor that makes a power of two of a product, or of tanh.
+    pub bias_scale: f32,
+    /// With a softcap, the factor that makes tanh's argument of a product; 0 without.
+    pub softcap_scale: f32,
+    /// Up to this magnitude of a product, tanh is a polynomial.
+    pub softcap_near: f32,
+    /// Its coefficients, of the product and of its third and fifth power.
+    pub softcap_polynomial: [f32; 3],
+    /// f32 slopes of ALiBi at `[item, q_head]`.
+    pub alibi: HeadValues,
+    /// f32 logits of the sinks at `[item, q_head]`.
+    pub sink: HeadValues,
+}
+
+/// tanh's arguments that [`tanh_polynomial`] takes: up to this magnitude.
+const TANH_NEAR: f64 = 0.25;
+/// tanh near zero, an odd polynomial through the Chebyshev nodes of ±[`TANH_NEAR`]: within 10⁻⁷.
+const TANH: [f64; 3] = [0.999_999_603_462_653_6, -0.333_218_969_889_932_3, 0.128_414_339_271_555_5];
+
+/// The largest magnitude of x, and the coefficients of x, x³ and x⁵, of a polynomial that is
+/// `tanh(scale · x)` within 10⁻⁷. Where they leave f32's range, it takes no x.
+pub fn tanh_polynomial(scale: f32) -> (f32, [f32; 3]) {
+    let factor = f64::from(scale);
+    let square = factor * factor;
+    let coefficients = [
+        (TANH[0] * factor) as f32,
+        (TANH[1] * factor * square) as f32,
+        (TANH[2] * factor * square * square) as f32,
+    ];
+    let near = ((TANH_NEAR / factor) as f32).min(f32::MAX);
+    if coefficients.iter().all(|c| c.is_finite()) { (near, coefficients) } else { (-1.0, [0.0; 3]) }
 }
 
 /// What happens to a product of a query and a key before the softmax, and to a probability after.
@@ -95,5 +148,28 @@ impl ScoreTensor {
     #[inline(always)]
     pub const fn offset(&self, item: u32, q_head: u32, row: u32, key: u32) -> i64 {
         self.batch * item as i64 + self.head * q_head as i64 + self.row * row as i64 + key as i64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+    use super::*;
+
+    #[test]
+    fn the_polynomial_is_tanh_near_zero() {
+        for scale in [1e-20_f32, 0.004, 0.125, 1.0, 300.0] {
+            let (near, [a, b, c]) = tanh_polynomial(scale);
+            assert!((f64::from(near * scale) - TANH_NEAR).abs() < 1e-6);
+            for part in -100..=100 {
+                let x = near * part as f32 / 100.0;
+                let square = x * x;
+                let value = x * c.mul_add(square, b).mul_add(square, a);
+                let exact = (f64::from(scale) * f64::from(x)).tanh();
+                assert!((f64::from(value) - exact).abs() < 1.5e-7, "{scale} {x}");
+            }
+        }
+        assert!(tanh_polynomial(1e30).0 < 0.0);
+        assert!(tanh_polynomial(f32::MIN_POSITIVE / 1e3).0 <= f32::MAX);
     }
 }

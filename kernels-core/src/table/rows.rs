@@ -255,6 +255,10 @@ macro_rules! kernel_table {
             portable_backward_d128_f32_masked = Portable Backward<SplitBackward128, F32, Masked>;
             portable_backward_d128_f32_general = Portable Backward<SplitBackward128, F32, General>;
             portable_convert_f32_masked = Portable Convert<BackwardRows, F32, Masked>;
+            hopper_forward_d64_bf16_masked = Hopper Forward<HopperMasked64, Bf16, Masked>;
+            hopper_forward_d64_f16_masked = Hopper Forward<HopperMasked64, F16, Masked>;
+            hopper_forward_d128_bf16_masked = Hopper Forward<Hopper128Causal, Bf16, Masked>;
+            hopper_forward_d128_f16_masked = Hopper Forward<Hopper128Causal, F16, Masked>;
         }
     };
 }

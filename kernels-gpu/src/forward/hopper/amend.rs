@@ -37,7 +37,7 @@ where
 
     /// The newest scores once more, where exponentials have taken their place: by the warp alone.
     #[inline(always)]
-    unsafe fn multiply_scores(&self, rows: &mut Rows<T>) {
+    pub(super) unsafe fn multiply_scores(&self, rows: &mut Rows<T>) {
         let plan = Kernel::<T>::PLAN;
         let (q_layout, k_layout) = (Kernel::<T>::Q, Kernel::<T>::K);
         let (lane, warp) = (self.thread() % 32, self.thread() / 32);

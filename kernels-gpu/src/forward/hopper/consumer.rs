@@ -23,7 +23,7 @@ pub(super) struct Rows<T: HopperTiling> {
     /// Raw scores of the newest tile, then its probabilities.
     pub(super) scores: T::Scores,
     /// Probabilities of the tile before, an operand.
-    packed: T::Packed,
+    pub(super) packed: T::Packed,
     /// Output numerator.
     pub(super) output: T::Output,
     /// Reference and sum of each row.
@@ -40,7 +40,7 @@ pub(super) struct Consumer<'a, T, E, M> {
     /// Position in the V ring; between an epilogue and [`Self::pass_outputs`], of the first of the
     /// output's turns.
     pub(super) v: Turn,
-    kinds: PhantomData<(T, E, M)>,
+    pub(super) kinds: PhantomData<(T, E, M)>,
 }
 
 /// Computes the consumer's rows of every work this block draws.
@@ -229,7 +229,7 @@ where
 
     /// Waits for the output; after it, the old probabilities may be overwritten, not before.
     #[inline(always)]
-    unsafe fn wait_output(&mut self, rows: &mut Rows<T>) {
+    pub(super) unsafe fn wait_output(&mut self, rows: &mut Rows<T>) {
         wgmma_wait::<0>();
         rows.output.settle();
         self.leave_values();
@@ -238,12 +238,12 @@ where
 
     /// Starts S = Q·Kᵀ with the ring's next K tile.
     #[inline(always)]
-    unsafe fn start_scores(&mut self, rows: &mut Rows<T>) {
+    pub(super) unsafe fn start_scores(&mut self, rows: &mut Rows<T>) {
         let plan = Kernel::<T>::PLAN;
         let (q_layout, k_layout) = (Kernel::<T>::Q, Kernel::<T>::K);
         let shared = self.block.shared;
         let mut q = shared + plan.q + self.index * q_layout.bytes();
-        if T::SHAPE.head_dim > 128 {
+        if T::SHAPE.head_dim > 128 || matches!(M::CLASS, MaskClass::Masked) {
             // Opaque, so that its many descriptors are not kept in registers.
             q = opaque(q);
         }
@@ -270,7 +270,7 @@ where
 
     /// Starts O += P·V with the ring's next V tile.
     #[inline(always)]
-    unsafe fn start_output(&mut self, rows: &mut Rows<T>) {
+    pub(super) unsafe fn start_output(&mut self, rows: &mut Rows<T>) {
         let plan = Kernel::<T>::PLAN;
         let layout = Kernel::<T>::V;
         let v = Operand::new(&layout, self.block.shared + plan.v + self.v.slot * plan.v_stage);
@@ -353,7 +353,7 @@ where
 
     /// Turns the sign of the consumer's Q rows, for a negative scale.
     #[inline(always)]
-    unsafe fn flip_queries(&self) {
+    pub(super) unsafe fn flip_queries(&self) {
         let sign = self.block.params.query_sign;
         let bytes = Kernel::<T>::Q.bytes();
         let base = self.block.shared + Kernel::<T>::PLAN.q + self.index * bytes;

@@ -51,9 +51,12 @@
 mod amend;
 mod consumer;
 mod epilogue;
+mod masked;
 mod producer;
 mod slots;
 mod softmax;
+
+pub use masked::block as masked_block;
 
 use core::marker::PhantomData;
 

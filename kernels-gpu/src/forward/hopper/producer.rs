@@ -14,20 +14,20 @@ use crate::ptx::tma::{load_box, prefetch_tensor_map};
 use crate::ring::Turn;
 
 /// The producer's positions.
-struct Producer<'a> {
-    block: &'a Block<'a>,
-    k: Turn,
-    v: Turn,
-    q_parity: u32,
+pub(super) struct Producer<'a> {
+    pub(super) block: &'a Block<'a>,
+    pub(super) k: Turn,
+    pub(super) v: Turn,
+    pub(super) q_parity: u32,
 }
 
 /// The head whose keys and values a work reads.
 #[derive(Clone, Copy)]
-struct KeyHead {
-    batch: u32,
-    kv_head: u32,
+pub(super) struct KeyHead {
+    pub(super) batch: u32,
+    pub(super) kv_head: u32,
     /// As [`Work::tiles`].
-    tiles: u32,
+    pub(super) tiles: u32,
 }
 
 impl KeyHead {
@@ -101,7 +101,7 @@ pub(super) unsafe fn produce<T: HopperTiling, M: MaskKind>(block: &Block<'_>) {
 impl Producer<'_> {
     /// Each consumer's Q rows, as soon as that consumer has done with the last ones.
     #[inline(always)]
-    unsafe fn copy_queries<T: HopperTiling>(&mut self, work: &Work) {
+    pub(super) unsafe fn copy_queries<T: HopperTiling>(&mut self, work: &Work) {
         let block = self.block;
         let axes = block.params.axes[0];
         let mut consumer = 0;
@@ -121,6 +121,12 @@ impl Producer<'_> {
 
     #[inline(always)]
     unsafe fn copy_keys<T: HopperTiling>(&mut self, head: KeyHead, tile: u32) {
+        self.copy_keys_from::<T>(head, tile * T::SHAPE.kv_columns);
+    }
+
+    /// The tile that begins with `row` of the row axis.
+    #[inline(always)]
+    pub(super) unsafe fn copy_keys_from<T: HopperTiling>(&mut self, head: KeyHead, row: u32) {
         let block = self.block;
         let axes = block.params.axes[1];
         mbarrier_wait(
@@ -130,14 +136,19 @@ impl Producer<'_> {
         let full = block.barrier(Kernel::<T>::BARRIERS.k_full + self.k.slot);
         let plan = Kernel::<T>::PLAN;
         let shared = block.shared + plan.k + self.k.slot * plan.k_stage;
-        let place =
-            [0, tile * T::SHAPE.kv_columns, head.kv_head & axes.head, head.batch & axes.batch];
+        let place = [0, row, head.kv_head & axes.head, head.batch & axes.batch];
         copy_panels(&Kernel::<T>::K, shared, block.map(1), full, place);
         self.k = self.k.next(T::SHAPE.stages);
     }
 
     #[inline(always)]
     unsafe fn copy_values<T: HopperTiling>(&mut self, head: KeyHead, tile: u32) {
+        self.copy_values_from::<T>(head, tile * T::SHAPE.kv_columns);
+    }
+
+    /// The tile that begins with `row` of the row axis.
+    #[inline(always)]
+    pub(super) unsafe fn copy_values_from<T: HopperTiling>(&mut self, head: KeyHead, row: u32) {
         let block = self.block;
         let axes = block.params.axes[2];
         mbarrier_wait(
@@ -147,8 +158,7 @@ impl Producer<'_> {
         let full = block.barrier(Kernel::<T>::BARRIERS.v_full + self.v.slot);
         let plan = Kernel::<T>::PLAN;
         let shared = block.shared + plan.v + self.v.slot * plan.v_stage;
-        let place =
-            [0, tile * T::SHAPE.kv_columns, head.kv_head & axes.head, head.batch & axes.batch];
+        let place = [0, row, head.kv_head & axes.head, head.batch & axes.batch];
         copy_panels(&Kernel::<T>::V, shared, block.map(2), full, place);
         self.v = self.v.next(T::SHAPE.stages);
     }

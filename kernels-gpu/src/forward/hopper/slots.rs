@@ -52,7 +52,7 @@ where
 
     /// Waits in the thread that arrives.
     #[inline(always)]
-    unsafe fn await_fill(&self, barrier: u32, parity: u32) {
+    pub(super) unsafe fn await_fill(&self, barrier: u32, parity: u32) {
         if self.leads() {
             mbarrier_wait(self.block.barrier(barrier), parity);
         }
@@ -60,7 +60,7 @@ where
 
     /// Arrives in the thread that waited, once for each warp: they have not waited themselves.
     #[inline(always)]
-    unsafe fn arrive_for_all_warps(&self, barrier: u32) {
+    pub(super) unsafe fn arrive_for_all_warps(&self, barrier: u32) {
         if self.leads() {
             mbarrier_arrive_many(self.block.barrier(barrier), WARPGROUP_WARPS);
         }
