@@ -255,7 +255,7 @@ where
             if KIND == SOFTCAP {
                 is_worthless = any(is_worthless);
             }
-            if is_worthless || rows.state.needs_amending::<E, _>(&rows.packed) {
+            if is_worthless || rows.state.needs_amending::<E, Masked, _>(&rows.packed) {
                 is_far |= is_worthless;
                 self.amend::<KIND>(rows, sums, step, is_worthless);
             } else {
