@@ -199,7 +199,7 @@ mod tests {
                 }
                 let (start, end) = seen_keys(&v, &rows);
                 let all = v.keys_of_any(&rows);
-                prop_assert!(start..end == all || start == end && all.is_empty());
+                prop_assert!((start..end) == all || (start == end && all.is_empty()));
                 for tile in 0..128_u32 {
                     let mut cells =
                         rows.clone().flat_map(|row| (0..keys).map(move |key| (row, key)));
@@ -273,15 +273,21 @@ mod tests {
                 let distance = |row: u32, key: u32| {
                     row as i64 + i64::from(v.kv_len) - i64::from(v.q_len) - i64::from(key)
                 };
-                let all = |side: fn(i64) -> bool| {
-                    rows.clone().all(|row| of_tile().all(|key| side(distance(row, key))))
+                let sides = |tile: u32| {
+                    let all = |side: fn(i64) -> bool| {
+                        let keys = || (0..keys).map(|key| tile * keys + key);
+                        rows.clone().all(|row| keys().all(|key| side(distance(row, key))))
+                    };
+                    (all(|at| at >= 0), all(|at| at <= 0))
                 };
-                let (before, behind) = (all(|at| at >= 0), all(|at| at <= 0));
+                let (before, behind) = sides(tile);
                 let straight = part.unmasked(tile, true);
                 prop_assert_eq!(straight.contains(&tile), is_full && (before || behind));
-                for tile in straight.clone() {
+                for tile in straight {
                     prop_assert!(part.unmasked(tile, false).contains(&tile));
-                    prop_assert_eq!(tile < part.straight.0, before);
+                    let (before, behind) = sides(tile);
+                    let is_right = if tile < part.straight.0 { before } else { behind };
+                    prop_assert!(is_right);
                 }
             }
         }

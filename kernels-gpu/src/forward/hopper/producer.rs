@@ -121,12 +121,16 @@ impl Producer<'_> {
 
     #[inline(always)]
     unsafe fn copy_keys<T: HopperTiling>(&mut self, head: KeyHead, tile: u32) {
-        self.copy_keys_from::<T>(head, tile * T::SHAPE.kv_columns);
+        self.copy_keys_from::<T>(head, || tile * T::SHAPE.kv_columns);
     }
 
-    /// The tile that begins with `row` of the row axis.
+    /// The tile that begins with row `row()` of the row axis.
     #[inline(always)]
-    pub(super) unsafe fn copy_keys_from<T: HopperTiling>(&mut self, head: KeyHead, row: u32) {
+    pub(super) unsafe fn copy_keys_from<T: HopperTiling>(
+        &mut self,
+        head: KeyHead,
+        row: impl FnOnce() -> u32,
+    ) {
         let block = self.block;
         let axes = block.params.axes[1];
         mbarrier_wait(
@@ -136,19 +140,23 @@ impl Producer<'_> {
         let full = block.barrier(Kernel::<T>::BARRIERS.k_full + self.k.slot);
         let plan = Kernel::<T>::PLAN;
         let shared = block.shared + plan.k + self.k.slot * plan.k_stage;
-        let place = [0, row, head.kv_head & axes.head, head.batch & axes.batch];
+        let place = [0, row(), head.kv_head & axes.head, head.batch & axes.batch];
         copy_panels(&Kernel::<T>::K, shared, block.map(1), full, place);
         self.k = self.k.next(T::SHAPE.stages);
     }
 
     #[inline(always)]
     unsafe fn copy_values<T: HopperTiling>(&mut self, head: KeyHead, tile: u32) {
-        self.copy_values_from::<T>(head, tile * T::SHAPE.kv_columns);
+        self.copy_values_from::<T>(head, || tile * T::SHAPE.kv_columns);
     }
 
-    /// The tile that begins with `row` of the row axis.
+    /// The tile that begins with row `row()` of the row axis.
     #[inline(always)]
-    pub(super) unsafe fn copy_values_from<T: HopperTiling>(&mut self, head: KeyHead, row: u32) {
+    pub(super) unsafe fn copy_values_from<T: HopperTiling>(
+        &mut self,
+        head: KeyHead,
+        row: impl FnOnce() -> u32,
+    ) {
         let block = self.block;
         let axes = block.params.axes[2];
         mbarrier_wait(
@@ -158,7 +166,7 @@ impl Producer<'_> {
         let full = block.barrier(Kernel::<T>::BARRIERS.v_full + self.v.slot);
         let plan = Kernel::<T>::PLAN;
         let shared = block.shared + plan.v + self.v.slot * plan.v_stage;
-        let place = [0, row, head.kv_head & axes.head, head.batch & axes.batch];
+        let place = [0, row(), head.kv_head & axes.head, head.batch & axes.batch];
         copy_panels(&Kernel::<T>::V, shared, block.map(2), full, place);
         self.v = self.v.next(T::SHAPE.stages);
     }

@@ -97,13 +97,13 @@ impl Producer<'_> {
     #[inline(always)]
     unsafe fn copy_step_keys<T: HopperTiling>(&mut self, record: Record, step: u32) {
         let row = record.first_k() + record.walk().tile(step) * T::SHAPE.kv_columns;
-        self.copy_keys_from::<T>(Self::head(record), row);
+        self.copy_keys_from::<T>(Self::head(record), || row);
     }
 
     #[inline(always)]
     unsafe fn copy_step_values<T: HopperTiling>(&mut self, record: Record, step: u32) {
         let row = record.first_k() + record.walk().tile(step) * T::SHAPE.kv_columns;
-        self.copy_values_from::<T>(Self::head(record), row);
+        self.copy_values_from::<T>(Self::head(record), || row);
     }
 
     /// Gives the consumers the V slots of the output's turns, and with each the next work.

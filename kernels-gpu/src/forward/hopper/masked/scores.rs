@@ -80,6 +80,12 @@ where
     #[inline(always)]
     pub(super) unsafe fn guess_near(&self, rows: &mut Rows<T>) -> ([f32; 2], f32) {
         let scale_log2 = self.params.forward.scale_log2;
+        // One product a score less, where three registers are left for the coefficients.
+        let is_folded = const { T::SHAPE.warpgroups() < 3 };
+        let [mut a, mut b, mut c] = self.params.options.softcap_polynomial;
+        if is_folded {
+            (a, b, c) = (a * scale_log2, b * scale_log2, c * scale_log2);
+        }
         let [first, second] = rows.state.row_max;
         let offset = [first * scale_log2, second * scale_log2];
         let scores = &mut rows.scores;
@@ -88,7 +94,13 @@ where
         while index < T::Scores::LEN {
             let (row, score) = (index / 2 % 2, scores.at(index));
             largest[index % 4] = max(largest[index % 4], score.abs());
-            *scores.at_mut(index) = exp2(fma(self.near(score), scale_log2, -offset[row]));
+            let square = score * score;
+            let factor = fma(fma(c, square, b), square, a);
+            let power = match is_folded {
+                true => fma(score, factor, -offset[row]),
+                false => fma(score * factor, scale_log2, -offset[row]),
+            };
+            *scores.at_mut(index) = exp2(power);
             sums[row] += scores.at(index);
             index += 1;
             // The second half runs after the wait for the output, where packing fits between.
