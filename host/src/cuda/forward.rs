@@ -151,12 +151,22 @@ impl<'a> Call<'a> {
             TensorMapPlan::new(raw.address as u64, dims, strides(raw), panel)
                 .map_err(|refusal| (name, refusal))
         };
+        let (k, v) = self.mapped_keys();
         Ok([
             plan("q", self.q, boxes[0])?,
-            plan("k", self.k, boxes[1])?,
-            plan("v", self.v, boxes[2])?,
+            plan("k", k, boxes[1])?,
+            plan("v", v, boxes[2])?,
             plan("o", self.o, boxes[3])?,
         ])
+    }
+
+    /// What the maps of k and v show. Where packed items have no keys at all, no tile is copied,
+    /// but a map needs elements: q and o, of as many channels, stand in.
+    fn mapped_keys(&self) -> (&Raw, &Raw) {
+        match self.attention.layout {
+            Layout::Packed { kv_tokens: 0, .. } => (self.q, self.o),
+            _ => (self.k, self.v),
+        }
     }
 
     /// Launches `kernel`, of any family that needs no tensor maps.
@@ -231,11 +241,12 @@ impl<'a> Call<'a> {
         let map = |raw: &Raw, plan| {
             tensor_map::encode(kernel.spec.name, raw.address as u64, plan, self.dtype)
         };
+        let (k, v) = self.mapped_keys();
         let params = HopperForwardParams {
             maps: [
                 map(self.q, &plans[0])?,
-                map(self.k, &plans[1])?,
-                map(self.v, &plans[2])?,
+                map(k, &plans[1])?,
+                map(v, &plans[2])?,
                 map(self.o, &plans[3])?,
             ],
             lse: self.lse,
@@ -308,8 +319,9 @@ pub(super) fn device_tensor(raw: &Raw, size: usize) -> DeviceTensor {
 
 /// The channels of v or o from `first` on that one launch of `spec` computes.
 fn channels_from(tensor: DeviceTensor, first: usize, spec: &KernelSpec) -> DeviceTensor {
+    let units = spec.dtype.bytes() as u32 / 2;
+    let channels = (tensor.channels - first as u32 * units).min(spec.tile.value_dim * units);
     let bytes = (first * spec.dtype.bytes()) as u64;
-    let channels = (tensor.channels - first as u32).min(spec.tile.value_dim);
     // A tile's width is a multiple of the widest access.
     DeviceTensor { address: tensor.address.wrapping_add(bytes), channels, ..tensor }
 }

@@ -27,7 +27,7 @@ use crate::pieces::{
     Operand, add_products, add_rows, add_sums, bring_tile, load, load_transposed, split,
     split_operand, write_fragment,
 };
-use crate::ptx::async_copy::wait_group;
+use crate::ptx::async_copy::{commit_group, wait_group};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::{dynamic_shared, load_acquire_global_u32, release_add_global_u32};
 use crate::ptx::thread::{opaque, sync_threads, thread_idx_x};
@@ -151,6 +151,7 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
     ) {
         let common = C::common(params);
         C::copy_states(params, work, step, shared, shared + Self::PLAN.rows, opaque(thread));
+        commit_group();
         let q = C::queries(params, work, step, shared, &common.q);
         Self::bring(Self::Q, q, shared + Self::PLAN.q, thread);
         let d_o = C::queries(params, work, step, shared, &common.d_o);
