@@ -1,6 +1,6 @@
 //! A column-owner backward whose every rule can be broken; [`Rules::RIGHT`] gives the gradients.
 
-use ferroflash::Dropout;
+use ferroflash::{Dropout, DropoutState};
 use ferroflash_ledger::schedule::{Binary16, Real};
 
 use super::forward::{self, score};
@@ -97,14 +97,15 @@ pub(crate) struct Gradients {
 
 /// The multiplier of a probability in the backward.
 fn multiplier(problem: &Problem, replay: Replay, head: usize, row: usize, key: usize) -> f64 {
-    let other = |dropout: Dropout, offset| {
-        let dropout = Some(Dropout { offset, ..dropout });
+    let other = |dropout: Dropout, further: u64| {
+        let DropoutState::Value { seed, offset } = dropout.state else { unreachable!("by value") };
+        let dropout = Some(Dropout { state: (seed, offset + further).into(), ..dropout });
         Problem { dropout, ..problem.clone() }.multiplier::<f64>()
     };
     match (replay, problem.dropout) {
         (Replay::None, _) | (_, None) => 1.0,
         (Replay::Coordinates, _) => problem.multiplier::<f64>()(head, row, key),
-        (Replay::Fresh, Some(dropout)) => other(dropout, dropout.offset + 1)(head, row, key),
+        (Replay::Fresh, Some(dropout)) => other(dropout, 1)(head, row, key),
         // The forward went through rows and then keys, the backward the other way about.
         (Replay::Stream, Some(_)) => {
             let s = problem.shape;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use ferroflash::cpu::dense::{self, Precision};
-use ferroflash::{Align, Attention, Dropout, Inputs, Mask, Scale, TensorRef};
+use ferroflash::{Align, Attention, Dropout, DropoutState, Inputs, Mask, Scale, TensorRef};
 use ferroflash_core::dropout::DropoutMask;
 use ferroflash_core::shape::Shape;
 use ferroflash_core::visibility::Visibility;
@@ -105,7 +105,7 @@ impl Problem {
     }
 
     pub(crate) fn with_dropout(mut self, probability: f32) -> Self {
-        self.dropout = Some(Dropout { probability, seed: 7, offset: 3 });
+        self.dropout = Some(Dropout::new(probability, (7, 3)));
         self
     }
 
@@ -131,7 +131,11 @@ impl Problem {
     pub(crate) fn multiplier<F: Real>(&self) -> impl Fn(usize, usize, usize) -> F + use<F> {
         let dropout = self.dropout;
         move |head, row, key| {
-            let Some(Dropout { probability, seed, offset }) = dropout else { return F::ONE };
+            let Some(Dropout { probability, state: DropoutState::Value { seed, offset } }) =
+                dropout
+            else {
+                return F::ONE;
+            };
             let mask = DropoutMask::new(probability, seed, offset);
             let keeps = mask.keeps(head as u32, row as u32, key as u32);
             F::from_f64(if keeps { mask.keep_scale_f64() } else { 0.0 })

@@ -26,6 +26,7 @@ pub(crate) fn trials() -> Vec<Trial> {
             let name = format!("{}/{form}/worked_examples", spec.name);
             trials.push(trial(name, is_possible, move || match spec.dtype {
                 Dtype::F16 => worked_examples::<f16>(spec, form),
+                Dtype::F32 => worked_examples::<f32>(spec, form),
                 _ => worked_examples::<bf16>(spec, form),
             }));
         }

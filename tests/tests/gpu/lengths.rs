@@ -44,6 +44,7 @@ pub(crate) fn trials() -> Vec<Trial> {
             let name = format!("{}/{form}/malformed_offsets_end_in_order", spec.name);
             trials.push(trial(name, is_possible, move || match spec.dtype {
                 Dtype::F16 => malformed_offsets_end_in_order::<f16>(spec, form),
+                Dtype::F32 => malformed_offsets_end_in_order::<f32>(spec, form),
                 _ => malformed_offsets_end_in_order::<bf16>(spec, form),
             }));
         }

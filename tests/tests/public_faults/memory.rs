@@ -139,7 +139,7 @@ pub(crate) fn p4_backward(probe: &Probe) {
     }
 }
 
-/// Head dimensions past the widest kernel: the CPU computes them, the GPU names its limit.
+/// Head dimensions past the widest backward kernel: the GPU names its limit, the CPU has none.
 pub(crate) fn p4_wide_forward(probe: &Probe) {
     probe.forward(&p4::<bf16>(264));
     probe.forward(&p4::<bf16>(512));

@@ -78,7 +78,7 @@ pub(super) unsafe fn run<T: PortableBackwardTiling, E: MatrixElement, V: Variant
         let is_ordered = common.ordered != 0 && common.scratch.dq != 0;
         if is_ordered {
             if place.thread == 0 {
-                while load_acquire_global_u32(counter) != turn {}
+                while load_acquire_global_u32(counter) < turn {}
             }
             sync_threads();
         }
