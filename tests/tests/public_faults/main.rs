@@ -111,7 +111,7 @@ const NOT_APPLICABLE: &[(&str, &str)] = &[
     ("p7/dense_masks_over_2^31_cells", "as many scores take minutes on a CPU"),
     ("d2/race_checker", "run by `gpu-bundle`'s racecheck stage"),
     ("d3/second_device", "needs two GPUs"),
-    ("d4/device_offset", "seed and offset are given on the host"),
+    ("d4/device_offset", "the GPU suite captures a graph that reads its state on the device"),
 ];
 
 fn main() {
