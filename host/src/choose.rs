@@ -227,7 +227,7 @@ fn unsupported(
     let mut reasons: Vec<&str> = rejected.iter().map(|r| r.reason.as_str()).collect();
     // Kernels of other element types say nothing where there are some of the call's.
     let is_of_dtype = |reason: &&str| !reason.starts_with("computes ");
-    if reasons.iter().any(|reason| is_of_dtype(reason)) {
+    if reasons.iter().any(is_of_dtype) {
         reasons.retain(is_of_dtype);
     }
     reasons.sort_unstable();

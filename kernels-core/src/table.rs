@@ -278,9 +278,11 @@ mod tests {
         let kind =
             |k: &KernelSpec| (k.direction, k.dtype, k.mask, k.tile.head_dim, k.tile.value_dim);
         let portable = || KERNELS.iter().filter(|k| k.family == Family::Portable);
-        // With every option, the registers of a smaller tile of 256 channels spill.
+        // With every option, the registers of a smaller tile of 256 channels spill, and 32 keys of
+        // 512 channels take more beside their queries.
+        let large = ["portable_backward_d256_large", "portable_forward_d512"];
         let is_left_out = |k: &&KernelSpec| {
-            k.mask == MaskClass::General && k.name.starts_with("portable_backward_d256_large")
+            k.mask == MaskClass::General && large.iter().any(|name| k.name.starts_with(name))
         };
         for kernel in portable().filter(|k| !is_left_out(k)) {
             let fits = |k: &&KernelSpec| kind(k) == kind(kernel) && k.shared_bytes <= 101_376;
