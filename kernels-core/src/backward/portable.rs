@@ -65,7 +65,7 @@ impl PortableBackwardPlan {
     /// The plan of a tile. Two row tiles a warp halve its reads of Q and dO, and are taken where a
     /// warp then still owns its keys alone. Else one row tile with V in registers, if so the block
     /// fits a consumer card; a larger block has two row tiles, and warps that share keys. Of
-    /// elements of several `pieces`, see [`Self::split`].
+    /// elements of several `pieces`, see `split`.
     pub const fn new(tile: TileShape, pieces: u32) -> Self {
         if pieces > 1 {
             return Self::split(tile, pieces);
