@@ -1,6 +1,5 @@
 //! The calls that every kernel is tried on: tile edges, ratios of lengths and heads, channels that
 //! the tile pads, memory orders and starts, scales and extremes.
-//!
 //! Whatever surrounds a tensor is NaN, and so are keys that no row may see.
 
 use ferroflash::{Align, Dtype, Family, KernelSpec, MaskClass, Shape};
@@ -21,8 +20,7 @@ pub(crate) enum Fill {
     FarBelow,
     /// The same with 63 and −65 in the last channel, which makes it odd.
     FarBelowOdd,
-    /// Backward: dP of every cell of the last key overflows, but in the last row, which alone sees
-    /// the key and whose dO is zero.
+    /// Backward: dP of the last key overflows, but in the last row, its only one, whose dO is zero.
     HiddenOverflow,
 }
 
@@ -47,7 +45,6 @@ pub(crate) struct Workload {
     pub(crate) with_lse: bool,
     /// Seed of the contents.
     pub(crate) seed: u64,
-    /// What a backward call adds.
     pub(crate) backward: Backward,
 }
 
@@ -310,7 +307,6 @@ fn channels(spec: &KernelSpec) -> Vec<Workload> {
     let ((dim, value_dim), (rows, keys)) = tile(spec);
     let narrower = |dim: usize| [dim - 8, dim - 16, dim - 24, dim - 2, dim - 3, 1];
     let mut all: Vec<(usize, usize)> = narrower(dim).into_iter().zip(narrower(value_dim)).collect();
-    // Between compiled sizes, as models have them.
     all.extend([40, 72, 80, 112, 136, 144, 160, 176].map(|d| (d, d)));
     all.extend([(dim, 8), (8, value_dim), (dim, value_dim - 8), (dim - 5, value_dim)]);
     let most_values = spec.most_value_channels() as usize;
