@@ -149,15 +149,19 @@ impl SharedPlan {
         Self { q, k, k_stage, v, v_stage, o: 0, barriers: bytes, works: bytes, bytes }
     }
 
-    /// As the portable forward, with the block's place among the items and its dropout's seed and
-    /// offset behind it: [`Self::works`], 48 and 16 bytes.
+    /// From [`Self::works`] of a portable kernel with options, where the block's place among the
+    /// items takes 48 bytes, to its dropout's seed and offset, which take 16.
+    pub const DROPOUT: u32 = 48;
+    /// From [`Self::works`] to what a boolean mask shows, 8 bytes a thread of a `general` kernel.
+    pub const SHOWN: u32 = 64;
+
+    /// As the portable forward, with [`Self::works`] and [`Self::DROPOUT`] behind it.
     pub const fn portable_masked(tile: TileShape, pieces: u32) -> Self {
         let plan = Self::portable_forward(tile, pieces);
-        Self { bytes: plan.works + 64, ..plan }
+        Self { bytes: plan.works + Self::SHOWN, ..plan }
     }
 
-    /// As the portable forward of class `masked`, with 8 bytes a thread for what a boolean mask shows
-    /// behind it.
+    /// As the portable forward of class `masked`, with [`Self::SHOWN`] behind it.
     pub const fn portable_general(tile: TileShape, pieces: u32) -> Self {
         let plan = Self::portable_masked(tile, pieces);
         Self { bytes: plan.bytes + tile.warps * 32 * 8, ..plan }

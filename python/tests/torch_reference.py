@@ -78,9 +78,8 @@ def reference(
 
 
 def close(had, want, dtype, factor=4.0):
-    """Whether `had` is `want` up to a few roundings of `dtype`; f32 rounds within its sums too."""
+    """Whether `had` is `want` up to a few roundings of `dtype`."""
     assert had.shape == want.shape
-    factor *= 4.0 if dtype == torch.float32 else 1.0
     scale = max(1.0, want.abs().max().item() if want.numel() else 0.0)
     limit = factor * EPSILON[dtype] * scale
     torch.testing.assert_close(had.double(), want.double(), rtol=0.0, atol=limit)

@@ -10,7 +10,10 @@ pub const CONSUMER_SHARED_BYTES: u32 = 101_376;
 
 /// Bytes that say where a block of a kernel with options works, 48 of them, and its dropout's seed
 /// and offset, behind [`PortableBackwardPlan`]'s.
-pub const PLACE_BYTES: u32 = 64;
+pub const PLACE_BYTES: u32 = DROPOUT_IN_PLACE + 16;
+
+/// Where in them the dropout's seed and offset begin.
+pub const DROPOUT_IN_PLACE: u32 = 48;
 
 /// Q tiles in flight.
 pub const QUERY_STAGES: u32 = 2;

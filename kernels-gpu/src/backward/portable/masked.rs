@@ -25,7 +25,7 @@ use core::marker::PhantomData;
 use ferroflash_core::axes::{MaskClass, MaskKind};
 use ferroflash_core::backward::params::PortableBackwardParams;
 use ferroflash_core::backward::params::options::PortableMaskedBackwardParams;
-use ferroflash_core::backward::portable::PortableBackwardTiling;
+use ferroflash_core::backward::portable::{DROPOUT_IN_PLACE, PortableBackwardTiling};
 use ferroflash_core::fragment::Fragment;
 use ferroflash_core::items::Items;
 use ferroflash_core::params::DeviceTensor;
@@ -172,7 +172,7 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
     /// Where the dropout's seed and offset lie.
     #[inline(always)]
     pub(super) const fn dropout_slot(shared: u32) -> u32 {
-        shared + Self::PLAN.bytes + 48
+        shared + Self::PLAN.bytes + DROPOUT_IN_PLACE
     }
 }
 

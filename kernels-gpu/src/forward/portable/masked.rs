@@ -72,7 +72,8 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
         MaskClass::General => keys.start / BLOCK_KEYS * BLOCK_KEYS,
         _ => keys.start,
     };
-    let (dropout_slot, shown_slot) = (shared + plan.works + 48, shared + plan.works + 64);
+    let (dropout_slot, shown_slot) =
+        (shared + plan.works + SharedPlan::DROPOUT, shared + plan.works + SharedPlan::SHOWN);
     if thread == 0 {
         place.store(shared + plan.works);
         if matches!(M::CLASS, MaskClass::General) && params.options.drops != 0 {
