@@ -71,7 +71,7 @@ impl<T: Stored> Chosen<T> {
         let cpu = attention.plan::<T>(&Device::cpu())?;
         let on_cpu = |fallback| Ok(Self { device: Device::cpu(), plan: cpu, fallback });
         let forward_only = purpose == Purpose::Forward;
-        let preference = Preference { kernel: None, form: form()?, forward_only };
+        let preference = Preference { form: form()?, forward_only, ..Preference::default() };
         let plan_on = |device: &Device| -> std::result::Result<Plan<T>, Error> {
             let plan = attention.plan_with::<T>(device, preference)?;
             match (&plan.explain().no_backward, purpose) {

@@ -127,20 +127,27 @@ fn preference(spec: &KernelSpec, keys: usize) -> (u32, u32, bool, Reverse<u32>, 
 /// What a kernel of class `full` lacks first.
 pub(crate) const RIGHT_SIDE: &str = "mask but the end of the keys";
 
+/// Whether the mask hides keys at the left and at the right of some row. A side that hides nothing
+/// is no option; that of a packed item may, whatever the longest is. An item with fewer keys than
+/// the call's has no row that sees less of them.
+pub(crate) fn hidden_sides(attention: &Attention) -> (bool, bool) {
+    let visible = attention.visibility();
+    let is_packed = matches!(attention.layout, Layout::Packed { .. });
+    let (mut left, mut right) =
+        (is_packed && attention.mask.left.is_some(), is_packed && attention.mask.right.is_some());
+    if let Some(last_row) = visible.q_len.checked_sub(1) {
+        left |= visible.keys_start(last_row) > 0;
+        right |= visible.keys_end(0) < visible.kv_len;
+    }
+    (left, right)
+}
+
 /// The options of a call, each with the narrowest mask class that has it, in the words of errors
 /// and plans.
 pub(crate) fn options(attention: &Attention) -> Vec<(MaskClass, &'static str)> {
     use MaskClass::{Causal, General, Masked};
-    let shape = &attention.shape;
-    let visible = attention.mask.visibility(shape.q_len, shape.kv_len);
     let is_packed = matches!(attention.layout, Layout::Packed { .. });
-    // A side that hides nothing is no option; that of a packed item may, whatever the longest is.
-    let (mut hides_left, mut hides_right) =
-        (is_packed && attention.mask.left.is_some(), is_packed && attention.mask.right.is_some());
-    if let Some(last_row) = visible.q_len.checked_sub(1) {
-        hides_left |= visible.keys_start(last_row) > 0;
-        hides_right |= visible.keys_end(0) < visible.kv_len;
-    }
+    let (hides_left, hides_right) = hidden_sides(attention);
     let options = [
         (hides_right, Causal, RIGHT_SIDE),
         (hides_left, Masked, "left window"),

@@ -14,6 +14,7 @@ use crate::cuda::backward::{self, Backward};
 use crate::cuda::device::Limits;
 use crate::cuda::forward;
 use crate::cuda::kernel::Kernel;
+use crate::cuda::packed_heads::PackedHeads;
 
 /// What a plan will do and why.
 #[derive(Clone, Debug, Serialize)]
@@ -37,6 +38,9 @@ pub struct Explanation {
     pub flops: f64,
     /// Bytes of q, k, v, o and lse, and backward of their gradients, each moved once.
     pub bytes: f64,
+    /// How the query heads of a group share blocks, where they do: as rows of one head. The launch
+    /// is of that if it takes no more than the sizes, and else without.
+    pub packing: Option<String>,
     /// How it runs on a GPU.
     pub launch: Option<Launch>,
     /// What was passed over, and why.
@@ -94,6 +98,7 @@ impl Explanation {
                 arithmetic: "f32 products, f32 sums".to_owned(),
                 flops,
                 bytes,
+                packing: None,
                 launch: None,
                 rejected: Vec::new(),
                 stages: Vec::new(),
@@ -107,14 +112,20 @@ impl Explanation {
 
     pub(crate) fn of_forward(
         attention: &Attention,
+        packed: Option<&PackedHeads>,
         limits: &Limits,
         kernel: &Kernel,
         choice: Choice,
     ) -> Self {
-        let schedule = forward::schedule(attention, kernel.spec, limits);
-        let grid = forward::grid(kernel.spec, &schedule, limits);
+        let certain = packed.filter(|packed| packed.is_certain());
+        let launched = certain.map_or(attention, |packed| &packed.attention);
+        let schedule = forward::schedule(launched, kernel.spec, limits);
+        let blocks = (schedule.blocks(), forward::grid(kernel.spec, &schedule, limits));
         let workspace = forward::workspace_bytes(kernel.spec);
-        Self::of_kernel(attention, limits, kernel, choice, (schedule.blocks(), grid), workspace)
+        Self {
+            packing: packed.map(PackedHeads::words),
+            ..Self::of_kernel(attention, limits, kernel, choice, blocks, workspace)
+        }
     }
 
     pub(crate) fn of_backward(
@@ -158,6 +169,7 @@ impl Explanation {
             arithmetic: spec.dtype.arithmetic().to_owned(),
             flops,
             bytes,
+            packing: None,
             launch: Some(Launch {
                 form: kernel.form.to_string(),
                 load_milliseconds: kernel.load_milliseconds,
@@ -241,6 +253,9 @@ impl Explanation {
         writeln!(f, "because   {}", self.reason)?;
         writeln!(f, "mask      {}", self.mask)?;
         writeln!(f, "computes  {}", self.arithmetic)?;
+        if let Some(packing) = &self.packing {
+            writeln!(f, "packs     {packing}")?;
+        }
         if let Some(launch) = &self.launch {
             writeln!(
                 f,

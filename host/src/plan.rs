@@ -1,16 +1,17 @@
 //! A plan: one call, validated, its kernel chosen and loaded.
 
 mod check;
+mod forward;
 mod inspect;
 mod validate;
 
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use cudarc::driver::sys::CUstream;
-use ferroflash_core::axes::{Direction, Dtype, Family};
+use ferroflash_core::axes::{Direction, Dtype};
 use ferroflash_core::table::KERNELS;
 
+use self::forward::Forward;
 use crate::attention::{Attention, Gradients, Inputs, Output, Saved};
 use crate::choose::choose;
 use crate::cpu;
@@ -18,8 +19,8 @@ use crate::cuda::artifacts::Form;
 use crate::cuda::backward::{self, Backward};
 use crate::cuda::device::CudaDevice;
 use crate::cuda::forward::{Call, workspace_bytes};
-use crate::cuda::kernel::Kernel;
 use crate::cuda::options::upload_lengths;
+use crate::cuda::packed_heads::PackedHeads;
 use crate::cuda::scratch::Scratch;
 use crate::device::{Device, Stream};
 use crate::element::Element;
@@ -37,6 +38,9 @@ pub struct Preference<'a> {
     pub form: Option<Form>,
     /// Leaves the backward kernels out: [`Plan::backward_into`] is then refused.
     pub forward_only: bool,
+    /// Gives every query head blocks of its own, where the planner would make rows of those that
+    /// share a KV head: the results are the same.
+    pub heads_apart: bool,
 }
 
 /// Bytes of caller-provided memory that each direction needs.
@@ -98,13 +102,6 @@ struct Kernels {
     device: Arc<CudaDevice>,
     forward: Forward,
     backward: Result<Backward>,
-}
-
-/// The forward kernel, and the one that takes over for tensors which the copy engine cannot
-/// address: their addresses and strides are known at the call only.
-struct Forward {
-    kernel: Arc<Kernel>,
-    fallback: Option<Arc<Kernel>>,
 }
 
 impl Attention {
@@ -319,11 +316,17 @@ impl Kernels {
         let named = |direction| named_for(direction, preference.kernel);
         let choice =
             choose(attention, dtype, Direction::Forward, limits, named(Direction::Forward))?;
+        let packed = match preference.heads_apart {
+            true => None,
+            false => PackedHeads::of(attention, choice.spec).map(Box::new),
+        };
         let forward = Forward {
             kernel: load(choice.spec)?,
             fallback: choice.fallback.map(load).transpose()?,
+            packed,
         };
-        let mut explanation = Explanation::of_forward(attention, limits, &forward.kernel, choice);
+        let (kernel, packed) = (&forward.kernel, forward.packed.as_deref());
+        let mut explanation = Explanation::of_forward(attention, packed, limits, kernel, choice);
 
         let named = named(Direction::Backward);
         let chosen = if preference.forward_only {
@@ -364,33 +367,5 @@ fn named_for(direction: Direction, name: Option<&str>) -> Option<&str> {
         Some(spec) if spec.direction != direction => None,
         None if direction != Direction::Forward => name.filter(|name| is_family(name)),
         _ => name,
-    }
-}
-
-impl Forward {
-    /// Queues the call on `stream`.
-    ///
-    /// # Safety
-    /// As [`Call::launch_portable`].
-    unsafe fn run(&self, call: &Call<'_>, device: &CudaDevice, stream: CUstream) -> Result<()> {
-        let kernel = match self.kernel.spec.family {
-            Family::Portable => &self.kernel,
-            Family::Hopper => match (call.tensor_maps(self.kernel.spec), &self.fallback) {
-                (Ok(plans), _) => {
-                    // SAFETY: the caller's promise.
-                    return unsafe { call.launch_hopper(device, &self.kernel, stream, &plans) };
-                }
-                (Err(_), Some(fallback)) => fallback,
-                (Err((tensor, refusal)), None) => {
-                    return Err(Error::Unsupported {
-                        what: format!("{tensor} by {}", self.kernel.spec.name),
-                        device: device.limits.name.clone(),
-                        reasons: refusal.reason().to_owned(),
-                    });
-                }
-            },
-        };
-        // SAFETY: the caller's promise.
-        unsafe { call.launch_portable(device, kernel, stream) }
     }
 }

@@ -50,7 +50,7 @@ pub fn plan<T: Real>(
     kernel: Option<&str>,
     form: Option<Form>,
 ) -> Result<Plan<T>, Error> {
-    attention.plan_with(&device()?, Preference { kernel, form, forward_only: false })
+    attention.plan_with(&device()?, Preference { kernel, form, ..Preference::default() })
 }
 
 /// The plan of a call by the narrowest kernels of a family that run it.

@@ -141,6 +141,7 @@ impl Bench {
             kernel: self.kernel.as_deref(),
             form: self.form,
             forward_only: is_forward,
+            ..Preference::default()
         };
         let plan = case.attention.plan_with::<T>(&self.device, preference)?;
         match &plan.explain().no_backward {

@@ -12,6 +12,7 @@ use ferroflash_core::visibility::Visibility;
 use super::device::{CudaDevice, Limits};
 use super::kernel::Kernel;
 use super::options::DeviceOptions;
+use super::packed_heads::PackedHeads;
 use super::tensor_map;
 use crate::attention::{Attention, Inputs, Layout, Output};
 use crate::element::Element;
@@ -84,13 +85,14 @@ pub(super) fn device_visibility(attention: &Attention) -> Visibility {
 }
 
 /// A forward call with its tensors, checked against each other.
+#[derive(Clone, Copy)]
 pub(crate) struct Call<'a> {
     pub(crate) attention: &'a Attention,
     pub(crate) dtype: Dtype,
-    pub(crate) q: &'a Raw,
+    pub(crate) q: Raw,
     pub(crate) k: &'a Raw,
     pub(crate) v: &'a Raw,
-    pub(crate) o: &'a Raw,
+    pub(crate) o: Raw,
     /// Address of lse, or 0.
     pub(crate) lse: u64,
     /// The options, where the kernel takes any.
@@ -119,13 +121,19 @@ impl<'a> Call<'a> {
             attention,
             workspace,
             dtype: T::DTYPE,
-            q: &inputs.q.raw,
+            q: inputs.q.raw,
             k: &inputs.k.raw,
             v: &inputs.v.raw,
-            o: &output.o.raw,
+            o: output.o.raw,
             options: DeviceOptions::new(attention, inputs)?,
             lse: output.lse.as_ref().map_or(0, |lse| lse.raw.address as u64),
         })
+    }
+
+    /// The same call with the heads of a group as rows, where q and o allow it by their strides.
+    pub(crate) fn packed(&self, heads: &'a PackedHeads) -> Option<Self> {
+        let (q, o) = (heads.view(&self.q)?, heads.view(&self.o)?);
+        Some(Self { attention: &heads.attention, q, o, ..*self })
     }
 
     /// What the copy engine is told of q, k, v and o, or the tensor that it cannot address and why.
@@ -153,10 +161,10 @@ impl<'a> Call<'a> {
         };
         let (k, v) = self.mapped_keys();
         Ok([
-            plan("q", self.q, boxes[0])?,
+            plan("q", &self.q, boxes[0])?,
             plan("k", k, boxes[1])?,
             plan("v", v, boxes[2])?,
-            plan("o", self.o, boxes[3])?,
+            plan("o", &self.o, boxes[3])?,
         ])
     }
 
@@ -164,7 +172,7 @@ impl<'a> Call<'a> {
     /// but a map needs elements: q and o, of as many channels, stand in.
     fn mapped_keys(&self) -> (&Raw, &Raw) {
         match self.attention.layout {
-            Layout::Packed { kv_tokens: 0, .. } => (self.q, self.o),
+            Layout::Packed { kv_tokens: 0, .. } => (&self.q, &self.o),
             _ => (self.k, self.v),
         }
     }
@@ -185,10 +193,10 @@ impl<'a> Call<'a> {
         let (query_sign, scale, scale_log2) = scales(self.attention.scale_factor());
         let size = self.dtype.bytes();
         let params = PortableForwardParams {
-            q: device_tensor(self.q, size),
+            q: device_tensor(&self.q, size),
             k: device_tensor(self.k, size),
             v: device_tensor(self.v, size),
-            o: device_tensor(self.o, size),
+            o: device_tensor(&self.o, size),
             lse: self.lse,
             schedule,
             visibility: device_visibility(self.attention),
@@ -244,10 +252,10 @@ impl<'a> Call<'a> {
         let (k, v) = self.mapped_keys();
         let params = HopperForwardParams {
             maps: [
-                map(self.q, &plans[0])?,
+                map(&self.q, &plans[0])?,
                 map(k, &plans[1])?,
                 map(v, &plans[2])?,
-                map(self.o, &plans[3])?,
+                map(&self.o, &plans[3])?,
             ],
             lse: self.lse,
             counter: self.workspace,
@@ -267,7 +275,7 @@ impl<'a> Call<'a> {
         // is the caller's promise.
         unsafe {
             if kernel.spec.has_options() {
-                let o = device_tensor(self.o, self.dtype.bytes());
+                let o = device_tensor(&self.o, self.dtype.bytes());
                 let params = self.options.hopper_params(self.attention, params, o);
                 kernel.launch(device, stream, blocks as u32, &params)
             } else {

@@ -10,5 +10,6 @@ pub(crate) mod driver;
 pub(crate) mod forward;
 pub(crate) mod kernel;
 pub(crate) mod options;
+pub(crate) mod packed_heads;
 pub(crate) mod scratch;
 pub(crate) mod tensor_map;

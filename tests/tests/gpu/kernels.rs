@@ -19,7 +19,7 @@ use crate::workloads::{Workload, workloads};
 use crate::{kernels_and_forms, trial};
 
 /// Kernels whose workloads the tiled CPU path runs as well.
-const ON_THE_CPU: &[&str] = &[
+pub(crate) const ON_THE_CPU: &[&str] = &[
     "portable_forward_d64_bf16_general",
     "portable_forward_d192x128_f16_full",
     "portable_forward_d64_f32_general",
@@ -61,7 +61,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     trials
 }
 
-fn compare(spec: &'static KernelSpec, form: Form, workload: &Workload) {
+pub(crate) fn compare(spec: &'static KernelSpec, form: Form, workload: &Workload) {
     match spec.dtype {
         Dtype::Bf16 => compare_as::<bf16>(spec, form, workload),
         Dtype::F16 => compare_as::<f16>(spec, form, workload),

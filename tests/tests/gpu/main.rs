@@ -15,6 +15,7 @@ mod heavy_keys;
 mod kernels;
 mod lengths;
 mod options;
+mod packed_heads;
 mod random;
 mod workloads;
 
@@ -28,7 +29,8 @@ fn main() {
     let trials = if is_bench {
         // Timings are of one kernel at a time.
         arguments.test_threads = Some(1);
-        bench::trials().into_iter().chain(bench_options::trials()).collect()
+        let trials = [bench::trials(), bench_options::trials(), packed_heads::bench_trials()];
+        trials.into_iter().flatten().collect()
     } else {
         let trials = [
             kernels::trials(),
@@ -39,6 +41,7 @@ fn main() {
             lengths::trials(),
             examples::trials(),
             random::trials(),
+            packed_heads::trials(),
         ];
         trials.into_iter().flatten().collect()
     };
