@@ -191,6 +191,9 @@ pub(crate) struct PyPlan {
     /// The arguments that leave the call without a backward pass, and why, where there is none.
     #[pyo3(get)]
     no_backward: Option<String>,
+    /// Whether a forward call is faster where q and o have a head's rows one after another.
+    #[pyo3(get)]
+    heads_first: bool,
 }
 
 #[pymethods]
@@ -238,7 +241,15 @@ impl PyPlan {
             let names = options.unsupported(Direction::Backward, dtype, place);
             format!("{names}: no gradients: {why}")
         });
-        Ok(Self { typed, place, forward_bytes: forward, backward_bytes: backward, no_backward })
+        Ok(Self {
+            // One row a head is packed in any layout.
+            heads_first: typed.explain().packing.is_some() && options.shape.q_len > 1,
+            typed,
+            place,
+            forward_bytes: forward,
+            backward_bytes: backward,
+            no_backward,
+        })
     }
 
     /// What will run and why, in words.

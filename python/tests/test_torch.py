@@ -67,6 +67,28 @@ def test_views(device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    "q_len, causal", [(1, False), (1, True), (2, False), (7, False), (7, True)]
+)
+@pytest.mark.parametrize("group", [2, 8])
+def test_few_rows_of_grouped_heads(device, q_len, causal, group):
+    q, k, v = tensors(3, q_len, 130, 2 * group, 2, 64, dtype=torch.float16, device=device)
+    options = dict(causal=causal)
+    check(q, k, v, **options)
+    # Heads before rows, as torch's own function has them.
+    q = q.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+    o = ferroflash.flash_attn_func(q, k, v, **options)
+    want, _ = reference(q.detach(), k, v, **options)
+    close(o.detach(), want, q.dtype)
+    # On a GPU o has them so too, where all rows are then those of one head.
+    assert o.transpose(1, 2).is_contiguous() == (q_len == 1 or (device == "cuda" and not causal))
+    (dq,) = torch.autograd.grad(o, q, torch.ones_like(o))
+    wanted = q.detach().double().requires_grad_()
+    (want,) = torch.autograd.grad(reference(wanted, k, v, **options)[0].sum(), wanted)
+    close(dq, want, q.dtype, 16.0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
 def test_empty(device):
     assert call(*tensors(2, 0, 5, 2, 2, 64, device=device)).shape == (2, 0, 2, 64)
     o, lse, _ = call(*tensors(2, 3, 0, 2, 2, 64, device=device), return_attn_probs=True)

@@ -161,7 +161,7 @@ def test_a_gradient_that_cannot_be_had_is_refused_in_the_forward_pass(monkeypatc
     read = _torch._read
 
     def without_backward(*arguments):
-        made = SimpleNamespace(no_backward=reason, forward_bytes=0)
+        made = SimpleNamespace(no_backward=reason, forward_bytes=0, heads_first=False)
         return (made, *read(*arguments)[1:])
 
     monkeypatch.setattr(_torch, "_read", without_backward)

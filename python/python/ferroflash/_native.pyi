@@ -19,6 +19,7 @@ class Plan:
     forward_bytes: int
     backward_bytes: int
     no_backward: str | None
+    heads_first: bool
     def __new__(
         cls,
         dtype: int,
