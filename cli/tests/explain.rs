@@ -37,6 +37,30 @@ fn the_plan_is_modelled_where_no_device_is_named() {
 }
 
 #[test]
+fn query_heads_that_run_as_rows_are_modelled_so() {
+    let folder = Folder::new();
+    let modelled = |shape: &str, kernel: &str| {
+        let words = ["explain", "--shape", shape, "--device", "cpu", "--device-model", "h200"];
+        let report = folder.run(&[&words[..], &["--json"]].concat()).succeeded().json();
+        let modelled = report["modelled"].clone();
+        assert_eq!(modelled["kernel"], kernel);
+        modelled
+    };
+    let full = "hopper_forward_d128_bf16_full";
+    let (packed, apart) =
+        (modelled("8,64,8,1,4096,128", full), modelled("8,64,64,1,4096,128", full));
+    assert_eq!((&packed["works"], &apart["works"]), (&64.into(), &512.into()));
+    assert_eq!((&packed["packed_heads"], &apart["packed_heads"]), (&8.into(), &1.into()));
+    assert_eq!((&packed["waves"]["waves"], &apart["waves"]["waves"]), (&1.into(), &4.into()));
+    let flops = |modelled: &serde_json::Value, figure| modelled["forward"][figure].as_u64();
+    assert_eq!(flops(&packed, "useful_flops"), flops(&apart, "useful_flops"));
+    let scheduled = flops(&packed, "scheduled_flops").expect("a count");
+    assert_eq!(Some(8 * scheduled), flops(&apart, "scheduled_flops"));
+    // Rows of several a head are packed only where strides allow it.
+    assert_eq!(modelled("8,64,8,3,4096,128", full)["packed_heads"], 1);
+}
+
+#[test]
 fn a_device_may_be_described() {
     let folder = Folder::new();
     let own = r#"{"name": "own", "compute_capability": [8, 9], "multiprocessors": 10,

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use ferroflash::cpu::tiled::CpuTile;
-use ferroflash::{Attention, Dtype, Explanation, KernelSpec, Limits, Visibility};
+use ferroflash::{Attention, Dtype, Explanation, KERNELS, KernelSpec, Limits, Visibility};
 use ferroflash_ledger::device::DeviceModel;
 use ferroflash_ledger::launch::forward_grid;
 use ferroflash_ledger::residency::{
@@ -35,6 +35,8 @@ pub(super) struct Modelled {
     pub(super) kv_block: u64,
     /// Blocks of work, one a query tile of a head.
     works: u128,
+    /// Query heads that a forward tile's rows are of; 1 where each head has tiles of its own.
+    packed_heads: u64,
     /// Blocks that a multiprocessor of the named device holds at most; registers are not known.
     residency: Option<Residency>,
     /// How the works fill the named device.
@@ -79,15 +81,26 @@ impl Modelled {
         device: Option<DeviceModel>,
     ) -> Result<Self> {
         let shape = attention.shape();
-        let tile = match &device {
-            Some(device) => Tile::of_kernel(attention.kernel_for(dtype, &limits(device)?)?),
-            None => Tile::of_plan(explanation),
+        let spec = match &device {
+            Some(device) => Some(attention.kernel_for(dtype, &limits(device)?)?),
+            None => KERNELS.iter().find(|spec| spec.name == explanation.kernel),
+        };
+        let tile = match (&device, spec) {
+            (Some(_), Some(spec)) => Tile::of_kernel(spec),
+            _ => Tile::of_plan(explanation),
         };
         let sizes = Sizes::from(*shape);
         sizes.group()?;
-        let tiles = tile_counts_of(&attention.visibility(), tile.q_block, tile.kv_block)?;
+        // The forward kernel's own view of the call; a backward one has every head.
+        let packed = spec.and_then(|spec| attention.with_packed_heads(spec));
+        let launched = packed.as_ref().unwrap_or(attention);
+        let packed = packed.map_or(1, |packed| (shape.q_heads / packed.shape().q_heads) as u64);
+        let owned = Sizes::from(*launched.shape());
+        let count =
+            |call: &Attention| tile_counts_of(&call.visibility(), tile.q_block, tile.kv_block);
+        let (tiles, every_head) = (count(launched)?, count(attention)?);
         let width = dtype.bytes() as u64;
-        let works = forward_grid(sizes.batch, sizes.q_heads, sizes.q_len, tile.q_block)?.launched;
+        let works = forward_grid(owned.batch, owned.q_heads, owned.q_len, tile.q_block)?.launched;
         let resident = match (&device, &tile.block) {
             (Some(device), Some(block)) => Some(residency(block, device)?),
             _ => None,
@@ -98,13 +111,14 @@ impl Modelled {
             }
             _ => None,
         };
-        let forward = forward_stages_of(&sizes, &tiles, width, ACCUMULATOR_BYTES)?;
+        let forward = forward_stages_of(&owned, &tiles, width, ACCUMULATOR_BYTES)?;
         Ok(Self {
             vendor_roofs: device.as_ref().and_then(|device| Roofs::of(device, &forward)),
-            backward: backward_stages_of(&sizes, &tiles, width, ACCUMULATOR_BYTES)?,
+            backward: backward_stages_of(&sizes, &every_head, width, ACCUMULATOR_BYTES)?,
             forward,
             tiles,
             works,
+            packed_heads: packed,
             residency: resident,
             waves: filled,
             kernel: tile.kernel,
@@ -121,7 +135,11 @@ impl Modelled {
         let _ = writeln!(text, "\nmodelled for {on}, by arithmetic: nothing below was measured");
         let Self { q_block, kv_block, kernel, works, .. } = self;
         let _ = writeln!(text, "tile      {q_block} query rows x {kv_block} keys, {kernel}'s");
-        let _ = writeln!(text, "grid      {works} blocks of work{}", self.waves_in_words());
+        let rows = match self.packed_heads {
+            1 => String::new(),
+            heads => format!(", the rows of {heads} query heads each"),
+        };
+        let _ = writeln!(text, "grid      {works} blocks of work{rows}{}", self.waves_in_words());
         let t = &self.tiles;
         let all = t.q_tiles * t.kv_tiles;
         let _ = writeln!(

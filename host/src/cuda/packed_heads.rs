@@ -89,6 +89,15 @@ impl PackedHeads {
     }
 }
 
+impl Attention {
+    /// The call as a forward kernel runs it whatever the strides, where it makes rows of one head
+    /// of the query heads that share a KV head.
+    pub fn with_packed_heads(&self, kernel: &KernelSpec) -> Option<Self> {
+        let packed = PackedHeads::of(self, kernel).filter(PackedHeads::is_certain);
+        packed.map(|packed| packed.attention)
+    }
+}
+
 /// Whether all rows of all heads of a group see the same keys and add the same to their scores.
 fn rows_are_alike(attention: &Attention) -> bool {
     let is_of_all_rows = |axes: &Option<Broadcast>| {
