@@ -69,7 +69,7 @@ def attend(
         extras = with_state(extras, tensors[0])
     if torch.is_grad_enabled() and _wants_gradient(tensors, extras):
         bias, sink = (None, None) if extras is None else (extras.bias, extras.sink)
-        result = _Attention.apply(numbers, extras, want_lse, bias, sink, *tensors)
+        result = _Attention.apply((numbers, extras, want_lse), bias, sink, *tensors)
         return result if want_lse else (result, None)
     return forward(split(tensors), numbers, extras, want_lse, as_q=True)
 
@@ -117,7 +117,8 @@ class _Attention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, numbers, extras, want_lse, bias, sink, *tensors):
+    def forward(ctx, call, bias, sink, *tensors):
+        numbers, extras, want_lse = call
         o, lse = forward(split(tensors), numbers, extras, True, with_backward=True, as_q=True)
         arrays = () if extras is None else extras[:ARRAYS]
         ctx.save_for_backward(o, lse, *tensors, *arrays)
@@ -131,11 +132,11 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, d_o, d_lse=None):
         numbers, rest, count = ctx.call
         if d_o is None and d_lse is None:
-            return (None,) * (5 + count)
+            return (None,) * (3 + count)
         o, lse, *saved = ctx.saved_tensors
         tensors = tuple(saved[:count])
         extras = None if rest is None else Extras(*saved[count:], *rest)
-        _, _, _, wants_bias, wants_sink, *wants = ctx.needs_input_grad
+        _, wants_bias, wants_sink, *wants = ctx.needs_input_grad
         if any(x is not None and _is_batched(x) for x in (d_o, d_lse)):
             # Many upstream gradients at once, which `is_grads_batched` makes: an operator loops.
             from . import _torch_ops
@@ -150,7 +151,7 @@ class _Attention(torch.autograd.Function):
             if count < 3:
                 packed = torch.stack(parts[count - 1 :], -3) if wants[-1] else None
                 parts = [*parts[: count - 1], packed]
-            return None, None, None, dbias, dsink, *parts
+            return None, dbias, dsink, *parts
         results = [_gradient(x) if want else None for x, want in zip(tensors, wants)]
         dbias = _gradient(extras.bias) if wants_bias else None
         dsink = _gradient(extras.sink) if wants_sink else None
@@ -161,7 +162,7 @@ class _Attention(torch.autograd.Function):
         results = [dbias, dsink, *results]
         if torch.is_grad_enabled():
             results = _once(results, (d_o, d_lse, *saved))
-        return None, None, None, *results
+        return None, *results
 
 
 NO_SECOND = "attention: has no second derivative; its first one may be used"
