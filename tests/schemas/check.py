@@ -18,7 +18,7 @@ RECORDS = {
     "kernel-evidence.v1": "fixtures/evidence/*.json",
     "profile.v1": "fixtures/profiles/*.json",
     "errors.v1": "docs/benchmarks/errors-*.json",
-    "bench.v1": "docs/benchmarks/[pr]*-h200.json",
+    "bench.v1": "docs/benchmarks/[fpr]*-h200.json",
 }
 STEP = 40
 

@@ -1,6 +1,6 @@
 """The native half; private to the package. `python/src/plan.rs` and `call.rs` say more."""
 
-from typing import Any, Self
+from typing import Any, Self, final
 
 from typing_extensions import TypeAlias
 
@@ -13,6 +13,7 @@ _Options: TypeAlias = tuple[float | None, bool, int, int, float, bool]
 
 __version__: str
 
+@final
 class Plan:
     """One kind of call, validated, with its kernels."""
 
