@@ -2,7 +2,9 @@
 
 import ast
 import inspect
+import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -82,3 +84,40 @@ def test_the_module_run_as_a_program_is_the_doctor():
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     assert done.stdout.startswith(f"ferroflash {ferroflash.__version__}\n")
     assert "cpu " in done.stdout and "python " in done.stdout and "numpy " in done.stdout
+
+
+def test_a_driver_that_is_too_old_is_named(tmp_path):
+    compiler = shutil.which("cc")
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("needs a C compiler, to stand in for a driver")
+    (tmp_path / "old.c").write_text("int cuInit(unsigned flags) { return 0; }\n")
+    for name in ("libcuda.so", "libcuda.so.1"):
+        command = [
+            compiler,
+            "-shared",
+            "-fPIC",
+            "-o",
+            str(tmp_path / name),
+            str(tmp_path / "old.c"),
+        ]
+        subprocess.run(command, check=True)
+    program = (
+        "import ferroflash\n"
+        "assert not ferroflash.is_available()\n"
+        "try: ferroflash.kernel_name(device=0)\n"
+        "except RuntimeError as error: print(error)\n"
+        "print(ferroflash.doctor())\n"
+    )
+    # Before the path of a driver that may be here.
+    path = os.pathsep.join([str(tmp_path), os.environ.get("LD_LIBRARY_PATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "LD_LIBRARY_PATH": path},
+    )
+    error, *rest = done.stdout.splitlines()
+    needs = "a driver for CUDA 12.0 or later is needed"
+    assert "libcuda has no cu" in error and needs in error
+    assert any(line.startswith("cuda ") and needs in line for line in rest)
