@@ -35,6 +35,10 @@ def test_float32(device, dim):
     check(*tensors(2, 97, 161, 4, 2, dim, device=device, dtype=torch.float32), causal=True)
 
 
+def test_wide_float32():
+    check(*tensors(2, 97, 161, 4, 2, 256, dtype=F32), causal=True)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("q_len, kv_len", [(1, 1), (1, 130), (130, 5), (70, 64)])
 @pytest.mark.parametrize("align", ["top-left", "bottom-right"])

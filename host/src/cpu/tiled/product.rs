@@ -92,6 +92,10 @@ pub(super) enum Target {
     Add,
 }
 
+/// Products of channels that one sum is of before it is added to the others: its rounding grows with
+/// the root of their number, and more than this is more than a vendor library's.
+const CHAIN: usize = 128;
+
 /// `target = scale · left · right`, or `target += …`. The target's columns are contiguous,
 /// `target_stride` apart.
 ///
@@ -113,31 +117,36 @@ pub(super) fn product(
     // To `gemm` a single column is a matrix-vector product, of which it rounds `scale` times each
     // element; its sums are scaled instead, as those of a matrix are.
     let is_vector = columns == 1 && mode == Target::Replace;
-    // SAFETY: by the assertions, every element that the sizes and strides reach lies in its slice,
-    // or in the rows that `View::of_tensor` was vouched for, and target columns do not overlap.
-    // `gemm` reads the target only if asked to add.
-    unsafe {
-        gemm::gemm(
-            rows,
-            columns,
-            depth,
-            target.as_mut_ptr(),
-            target_stride as isize,
-            1,
-            mode == Target::Add,
-            left.start,
-            left.column_stride,
-            left.row_stride,
-            right.start,
-            right.column_stride,
-            right.row_stride,
-            1.0,
-            if is_vector { 1.0 } else { scale },
-            false,
-            false,
-            false,
-            Parallelism::None,
-        );
+    // Channels are the depth where a target is replaced; keys or rows, where it is added to.
+    let step = if mode == Target::Replace { CHAIN } else { depth.max(1) };
+    for first in (0..depth.max(1)).step_by(step) {
+        let is_added = mode == Target::Add || first > 0;
+        // SAFETY: by the assertions, every element that the sizes and strides reach lies in its
+        // slice, or in the rows that `View::of_tensor` was vouched for, and target columns do not
+        // overlap. `gemm` reads the target only if asked to add.
+        unsafe {
+            gemm::gemm(
+                rows,
+                columns,
+                step.min(depth - first),
+                target.as_mut_ptr(),
+                target_stride as isize,
+                1,
+                is_added,
+                left.start.offset(first as isize * left.column_stride),
+                left.column_stride,
+                left.row_stride,
+                right.start.offset(first as isize * right.row_stride),
+                right.column_stride,
+                right.row_stride,
+                1.0,
+                if is_vector { 1.0 } else { scale },
+                false,
+                false,
+                false,
+                Parallelism::None,
+            );
+        }
     }
     if is_vector {
         target[..rows].iter_mut().for_each(|sum| *sum *= scale);
