@@ -318,7 +318,7 @@ impl Kernels {
             choose(attention, dtype, Direction::Forward, limits, named(Direction::Forward))?;
         let packed = match preference.heads_apart {
             true => None,
-            false => PackedHeads::of(attention, choice.spec).map(Box::new),
+            false => PackedHeads::of(attention, choice.spec, limits.multiprocessors).map(Box::new),
         };
         let forward = Forward {
             kernel: load(choice.spec)?,

@@ -92,7 +92,9 @@ impl Modelled {
         let sizes = Sizes::from(*shape);
         sizes.group()?;
         // The forward kernel's own view of the call; a backward one has every head.
-        let packed = spec.and_then(|spec| attention.with_packed_heads(spec));
+        let multiprocessors = device.as_ref().and_then(|device| device.multiprocessors);
+        let multiprocessors = multiprocessors.map_or(0, |count| count as u32);
+        let packed = spec.and_then(|spec| attention.with_packed_heads(spec, multiprocessors));
         let launched = packed.as_ref().unwrap_or(attention);
         let packed = packed.map_or(1, |packed| (shape.q_heads / packed.shape().q_heads) as u64);
         let owned = Sizes::from(*launched.shape());
