@@ -64,7 +64,6 @@ pub(super) unsafe fn produce<T: HopperBackwardTiling, M: MaskKind>(block: &Block
         }
     }
     let barriers = Kernel::<T>::BARRIERS;
-    mbarrier_arrive(block.barrier(barriers.ended));
     let kv = next_slot::<T>(block);
     mbarrier_wait(block.barrier(barriers.kv_empty + kv.slot), kv.parity ^ 1);
     own().copy(block.work::<T>(kv.slot));
