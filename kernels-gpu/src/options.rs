@@ -23,13 +23,50 @@ pub unsafe fn find_item(
 ) -> u32 {
     let mut search = ItemSearch::new(items);
     while search.count > 1 {
-        let is_reached = match search.candidate(lane) {
-            Some(index) => first_slot(index) <= slot,
-            None => false,
-        };
-        search = search.narrowed(ballot(is_reached));
+        search = narrowed(search, slot, lane, &first_slot);
     }
     search.first
+}
+
+/// The same, and whether the item's first slot and every one from there to `slot` find it as well:
+/// among many items, malformed offsets may hide it from some. A slot votes as a later one does
+/// except for items that start between the two; so the first one comes here too if it is not before
+/// the start of any item that the search passed by.
+///
+/// # Safety
+/// As [`find_item`].
+#[inline(always)]
+pub unsafe fn find_whole_item(
+    items: &Items,
+    slot: u32,
+    lane: u32,
+    first_slot: impl Fn(u32) -> u32,
+) -> (u32, bool) {
+    let mut search = ItemSearch::new(items);
+    let mut latest = 0;
+    while search.count > 1 {
+        let before = search.first;
+        search = narrowed(search, slot, lane, &first_slot);
+        if search.first != before {
+            latest = first_slot(search.first).max(latest);
+        }
+    }
+    (search.first, latest <= first_slot(search.first))
+}
+
+/// What is left of a search after one vote.
+#[inline(always)]
+unsafe fn narrowed(
+    search: ItemSearch,
+    slot: u32,
+    lane: u32,
+    first_slot: impl Fn(u32) -> u32,
+) -> ItemSearch {
+    let is_reached = match search.candidate(lane) {
+        Some(index) => first_slot(index) <= slot,
+        None => false,
+    };
+    search.narrowed(ballot(is_reached))
 }
 
 /// Value `index` of an i32 array of lengths or offsets.

@@ -156,6 +156,9 @@ pub struct HopperBackwardPlan {
     pub work_count: u32,
     /// A u32: the steps that the producer has copied.
     pub step_count: u32,
+    /// A u32: the section that the producer draws works from; `u32::MAX` past the last. Warps look
+    /// at it while it is written.
+    pub section: u32,
     /// A u32: the last section that the producer has found clear.
     pub clear_section: u32,
     /// A u32: the section of the work whose end the producer has seen and not told.
@@ -184,7 +187,7 @@ impl HopperBackwardPlan {
     }
 
     /// `wgmma` instructions of a kernel: the five products of a step, each written twice, before or
-    /// after the loop over steps and in it.
+    /// after the loop over steps and in it. Where dQ is deferred there is one dQ more.
     pub const fn matrix_instructions(tile: TileShape) -> u32 {
         let scores = tile.head_dim / 16 + tile.value_dim / 16;
         let gradients = 2 * (tile.q_rows / 16) + tile.kv_columns / 16;
@@ -258,10 +261,11 @@ impl HopperBackwardPlan {
             works,
             work_count: words,
             step_count: words + 4,
-            clear_section: words + 8,
-            done: words + 12,
-            steps: words + 16,
-            bytes: words + 16 + 2 * tile.stages * STEP_BYTES,
+            section: words + 8,
+            clear_section: words + 12,
+            done: words + 16,
+            steps: words + 32,
+            bytes: words + 32 + 2 * tile.stages * STEP_BYTES,
         }
     }
 }
@@ -341,6 +345,7 @@ mod tests {
                 (plan.works, WORK_BYTES * (plan.kv_stages + 1)),
                 (plan.work_count, 4),
                 (plan.step_count, 4),
+                (plan.section, 4),
                 (plan.clear_section, 4),
                 (plan.done, 4),
                 (plan.steps, 2 * STEP_BYTES * tile.stages),

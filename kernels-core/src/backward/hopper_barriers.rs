@@ -23,8 +23,6 @@ pub struct HopperBackwardBarriers {
     /// Of each warpgroup, where sums are ordered and staged: its last dQ has left its place. One
     /// phase a step.
     pub drained: u32,
-    /// The block has drawn its last work.
-    pub ended: u32,
     /// Barriers in all.
     pub count: u32,
 }
@@ -36,7 +34,6 @@ impl HopperBackwardBarriers {
         let kv_empty = q_full + 2 * tile.stages;
         let q_empty = kv_empty + kv_stages;
         let drained = q_empty + 2 * tile.stages;
-        let ended = drained + tile.warpgroups();
         Self {
             k_full: 0,
             v_full: kv_stages,
@@ -46,8 +43,7 @@ impl HopperBackwardBarriers {
             q_empty,
             d_o_empty: q_empty + tile.stages,
             drained,
-            ended,
-            count: ended + 1,
+            count: drained + tile.warpgroups(),
         }
     }
 }

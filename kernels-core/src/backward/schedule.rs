@@ -14,6 +14,7 @@ use crate::axes::{Family, MaskClass};
 use crate::schedule::{ForwardSchedule, divide};
 use crate::shape::Shape;
 use crate::table::KernelSpec;
+use crate::tile::WARPGROUP_ROWS;
 
 /// One block of keys of one KV head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,6 +93,10 @@ impl BackwardSchedule {
                 let parts = Self::parts_for(works, shape.group() as u32);
                 let rows = (shape.q_len as u64).saturating_mul(shape.group() as u64);
                 let bytes = rows.saturating_mul(row_bytes) / parts as u64;
+                // Where warpgroups share 64 keys, twice as many works read each row. Measured on
+                // an H200, d = 256, full: 8 MB for 16 are 1 to 4 % faster at 1024 to 4096 rows.
+                let is_shared = spec.tile.kv_columns == WARPGROUP_ROWS && !uneven;
+                let bytes = if is_shared { bytes.saturating_mul(2) } else { bytes };
                 let heads = batch_heads * parts;
                 (parts, Self::shared_section_for(heads, kv_blocks, bytes, uneven))
             }

@@ -80,22 +80,3 @@ pub unsafe fn mbarrier_try_wait(barrier: u32, parity: u32) -> bool {
     );
     done != 0
 }
-
-/// `mbarrier.test_wait.parity.shared::cta.b64` (PTX ISA, "mbarrier.test_wait"): whether the phase
-/// has ended, at once.
-///
-/// # Safety
-/// As [`mbarrier_wait`].
-#[inline(always)]
-pub unsafe fn mbarrier_test_wait(barrier: u32, parity: u32) -> bool {
-    let done: u32;
-    ptx_asm!(
-        "{{",
-        ".reg .pred done;",
-        "mbarrier.test_wait.parity.shared::cta.b64 done, [{1}], {2};",
-        "selp.u32 {0}, 1, 0, done;",
-        "}}",
-        out(reg32) done, in(reg32) barrier, in(reg32) parity, options(nostack)
-    );
-    done != 0
-}

@@ -235,6 +235,17 @@ pub unsafe fn store_shared_u32(address: u32, value: u32) {
     ptx_asm!("st.shared.u32 [{0}], {1};", in(reg32) address, in(reg32) value, options(nostack));
 }
 
+/// `st.relaxed.cta.shared.u32` (PTX ISA, "st"): for words that other threads look at meanwhile by
+/// [`load_relaxed_shared_u32`]. Nothing else is ordered by it.
+///
+/// # Safety
+/// As [`store_shared_u32`].
+#[inline(always)]
+pub unsafe fn store_relaxed_shared_u32(address: u32, value: u32) {
+    ptx_asm!("st.relaxed.cta.shared.u32 [{0}], {1};", in(reg32) address, in(reg32) value,
+        options(nostack));
+}
+
 /// `st.shared.v4.u32` (PTX ISA, "st"): 16 bytes.
 ///
 /// # Safety
@@ -348,6 +359,19 @@ pub unsafe fn load_shared_u16(address: u32) -> u16 {
 pub unsafe fn load_shared_u32(address: u32) -> u32 {
     let value: u32;
     ptx_asm!("ld.shared.u32 {0}, [{1}];", out(reg32) value, in(reg32) address, options(nostack));
+    value
+}
+
+/// `ld.relaxed.cta.shared.u32` (PTX ISA, "ld"): as it may be while others write it by
+/// [`store_relaxed_shared_u32`].
+///
+/// # Safety
+/// As [`load_shared_u32`].
+#[inline(always)]
+pub unsafe fn load_relaxed_shared_u32(address: u32) -> u32 {
+    let value: u32;
+    ptx_asm!("ld.relaxed.cta.shared.u32 {0}, [{1}];", out(reg32) value, in(reg32) address,
+        options(nostack));
     value
 }
 

@@ -157,28 +157,50 @@ fn malformed_lengths_stay_inside_backward<T: Real>(spec: &'static KernelSpec, fo
     }
 }
 
-/// Packed items of which one's rows are another's as well: ordered sums of their query tiles have
-/// turns in common, and no block waits for one that has passed.
+/// Ordered sums of packed items whose offsets are malformed: no block waits for a turn that has
+/// passed or that never comes.
 fn malformed_offsets_end_in_order<T: Real>(spec: &'static KernelSpec, form: Form) {
     let dims = (spec.tile.head_dim as usize, spec.tile.value_dim as usize);
-    let (rows, keys) = (spec.tile.q_rows as usize, spec.tile.kv_columns as usize);
-    let good = packed(&[(3 * rows, 3 * keys); 4]);
     let stream = Stream::from(copy_stream());
-    for sight in [Sight::FULL, Sight::BOTTOM_RIGHT] {
-        let mut case = Case::<T>::packed((2, 1), dims, good.clone(), sight, 2, 1.0);
-        let mut lengths = good.clone();
-        // Its first tile has the turns of the first item's last.
-        lengths.cu_q[2] = 0;
-        case.packed = Some(lengths);
-        let attention = case.attention.deterministic();
-        let plan = plan::<T>(&attention, Some(spec.name), Some(form)).expect("it is eligible");
-        let loaded = LoadedBackward::new(&case, &plan, Wanted::ALL, &stream);
-        let mut loaded = loaded.expect("a forward pass");
-        loaded.run(&plan, &stream).expect("a launch");
-        for (name, gradient) in loaded.results(&stream).named() {
-            gradient.assert_guards(name);
+    for (good, malformed) in [shared_turns(spec), hidden_first_blocks(spec)] {
+        for sight in [Sight::FULL, Sight::BOTTOM_RIGHT] {
+            let mut case = Case::<T>::packed((2, 1), dims, good.clone(), sight, 2, 1.0);
+            case.packed = Some(malformed.clone());
+            let attention = case.attention.deterministic();
+            let plan = plan::<T>(&attention, Some(spec.name), Some(form)).expect("it is eligible");
+            let loaded = LoadedBackward::new(&case, &plan, Wanted::ALL, &stream);
+            let mut loaded = loaded.expect("a forward pass");
+            loaded.run(&plan, &stream).expect("a launch");
+            for (name, gradient) in loaded.results(&stream).named() {
+                gradient.assert_guards(name);
+            }
         }
     }
+}
+
+/// Items, and the same with one whose rows are another's as well: its first tile has the turns of
+/// the first item's last.
+fn shared_turns(spec: &KernelSpec) -> (PackedLengths, PackedLengths) {
+    let (rows, keys) = (spec.tile.q_rows as usize, spec.tile.kv_columns as usize);
+    let good = packed(&[(3 * rows, 3 * keys); 4]);
+    let mut lengths = good.clone();
+    lengths.cu_q[2] = 0;
+    (good, lengths)
+}
+
+/// More items than one vote tells apart, and the same with one whose first key blocks are looked
+/// for among others, since the item before it starts late.
+fn hidden_first_blocks(spec: &KernelSpec) -> (PackedLengths, PackedLengths) {
+    let (rows, keys) = (spec.tile.q_rows as usize, spec.tile.kv_columns);
+    let mut sizes = [(rows, keys as usize); 40];
+    sizes[39].1 *= 30;
+    let good = packed(&sizes);
+    let mut lengths = good.clone();
+    lengths.cu_k[20] = 40 * keys as i32;
+    lengths.cu_k[21] = 20 * keys as i32;
+    let end = lengths.cu_k[40];
+    lengths.cu_k[22..].fill(end);
+    (good, lengths)
 }
 
 fn validate_names_what_is_malformed() {

@@ -2,8 +2,8 @@
 //!
 //! The preprocess kernel clears the first section's. Of each block a warp that has nothing else to
 //! do clears the others, tile after tile as drawn from a counter, but never further ahead than the
-//! section after the one that works are drawn from: what is cleared is still in the second-level
-//! cache when it is added to. A block waits only for tiles that running blocks have drawn.
+//! section after the one that its block draws works from: what is cleared is still in the
+//! second-level cache when it is added to. A block waits only for tiles that running blocks have drawn.
 
 use ferroflash_core::backward::hopper::HopperBackwardTiling;
 use ferroflash_core::backward::scratch::HopperCounters;
@@ -11,14 +11,14 @@ use ferroflash_core::schedule::divide;
 
 use super::{Block, Kernel};
 use crate::ptx::memory::{
-    fetch_add_global_u32, load_acquire_global_u32, load_shared_u32, release_add_global_u32,
-    store_global_v4, store_shared_u32,
+    fetch_add_global_u32, load_acquire_global_u32, load_relaxed_shared_u32, load_shared_u32,
+    release_add_global_u32, store_global_v4, store_shared_u32,
 };
 use crate::ptx::thread::{lane_id, opaque, pause};
 use crate::ptx::tma::fence_proxy_async_global;
 use crate::ptx::warp::{sync_warp, uniform};
 
-/// Nanoseconds between two looks at how many works have been drawn.
+/// Nanoseconds between two looks at the section that the block draws from.
 const PAUSE: u32 = 2000;
 
 /// Clears tiles until there are no more.
@@ -38,7 +38,9 @@ pub(super) unsafe fn clear_ahead<T: HopperBackwardTiling>(block: &Block<'_>) {
         let mut drawn = 0;
         if lane_id() == 0 {
             // What is drawn is cleared at once: others may wait for it.
-            while !is_near(block, divide(load_acquire_global_u32(counter), own_tiles)) {
+            while load_relaxed_shared_u32(block.section::<T>())
+                < divide(load_acquire_global_u32(counter), own_tiles)
+            {
                 pause(PAUSE);
             }
             drawn = fetch_add_global_u32(counter, 1);
@@ -63,15 +65,6 @@ pub(super) unsafe fn clear_ahead<T: HopperBackwardTiling>(block: &Block<'_>) {
             release_add_global_u32(block.counter(cleared as u64), 1);
         }
     }
-}
-
-/// Whether works of `section` have been drawn, or all there are.
-#[inline(always)]
-unsafe fn is_near(block: &Block<'_>, section: u32) -> bool {
-    let schedule = &block.params.schedule;
-    let drawn = load_acquire_global_u32(block.params.scratch.counters);
-    let first = section as u64 * (schedule.section * schedule.kv_blocks) as u64;
-    drawn as u64 > first || drawn as u64 >= schedule.blocks()
 }
 
 /// Waits until the sums of `section`, of which the block has drawn a work, are clear.

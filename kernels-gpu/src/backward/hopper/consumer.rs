@@ -101,6 +101,12 @@ pub(super) unsafe fn consume<T: HopperBackwardTiling, E: MatrixElement, M: MaskK
     wait_stores_read();
 }
 
+/// Which of the places for what the producer tells is that of `turn`.
+#[inline(always)]
+pub(super) fn told_place<T: HopperBackwardTiling>(turn: Turn) -> u32 {
+    turn.slot + if Kernel::<T>::DEFERS { turn.parity * T::SHAPE.stages } else { 0 }
+}
+
 impl<T: HopperBackwardTiling, E: MatrixElement, M: MaskKind> Consumer<'_, T, E, M>
 where
     T::Scores: Product<E>,
@@ -146,12 +152,11 @@ where
         self.block.work::<T>(self.kv.slot)
     }
 
-    /// Where the producer has left what it tells of the Q tile at `turn`. It stays for as many steps
-    /// more as there are Q tiles.
+    /// Where the producer has left what it tells of the Q tile at `turn`. Where dQ is deferred it
+    /// stays for as many steps more as there are Q tiles.
     #[inline(always)]
     pub(super) fn told(&self, turn: Turn) -> u32 {
-        let place = turn.parity * T::SHAPE.stages + turn.slot;
-        opaque(self.block.shared) + Kernel::<T>::PLAN.steps + place * STEP_BYTES
+        opaque(self.block.shared) + Kernel::<T>::PLAN.steps + told_place::<T>(turn) * STEP_BYTES
     }
 
     /// The number of the step's query tile, at `place`, among those of its head.
@@ -201,8 +206,7 @@ where
 
     /// The products of the step's dS, under which the scores and dP of the next step start and become
     /// its dS; `left` steps are left with this one. The product for dQ is of this step or, where it
-    /// is [deferred](Kernel::DEFERS), of the one before. A first step then multiplies what is not
-    /// used: a branch around a product would take registers that are not there.
+    /// is [deferred](Kernel::DEFERS), of the one before: a first step then has none.
     #[inline(always)]
     unsafe fn step(
         &mut self,
@@ -216,10 +220,11 @@ where
         let mut step = Step { scores: T::Scores::ZERO, d_p: T::Scores::ZERO };
         let mut queries = T::QueryGradient::ZERO;
         let weights = if Kernel::<T>::DEFERS { self.d_s ^ 1 } else { self.d_s };
-        if self.is_due(left) {
+        let is_due = self.is_due(left);
+        if is_due {
             self.meet(weights);
         }
-        self.start_queries(&mut queries, weights);
+        self.start_queries(&mut queries, weights, is_due);
         match Self::ORDER {
             StepOrder::KeysLast => {
                 self.leave(Kernel::<T>::BARRIERS.d_o_empty, turn);
@@ -282,13 +287,13 @@ where
         if Kernel::<T>::DEFERS && self.work().steps() > 1 {
             let mut queries = T::QueryGradient::ZERO;
             self.meet(weights ^ 1);
-            self.start_queries(&mut queries, weights ^ 1);
+            self.start_queries(&mut queries, weights ^ 1, true);
             wgmma_wait::<0>();
             self.pass_on(&mut queries, weights ^ 1, place);
         }
         let mut queries = T::QueryGradient::ZERO;
         self.meet(weights);
-        self.start_queries(&mut queries, weights);
+        self.start_queries(&mut queries, weights, true);
         if matches!(Self::ORDER, StepOrder::Shared) {
             self.start_shared_values(sums);
             self.start_shared_keys(sums);

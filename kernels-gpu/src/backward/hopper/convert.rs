@@ -9,10 +9,11 @@ use ferroflash_core::backward::hopper::HopperBackwardTiling;
 use ferroflash_core::backward::scratch::CONVERTED_ROWS;
 use ferroflash_core::schedule::divide;
 
-use super::Block;
+use super::{Block, NO_SECTION};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::{
-    fetch_add_global_u32, load_acquire_global_u32, load_relaxed_global_v4, store_global_v4,
+    fetch_add_global_u32, load_acquire_global_u32, load_relaxed_global_v4, load_relaxed_shared_u32,
+    store_global_v4,
 };
 use crate::ptx::thread::{lane_id, opaque, pause};
 use crate::ptx::tma::fence_proxy_async_global;
@@ -36,7 +37,7 @@ pub(super) unsafe fn convert_behind<T: HopperBackwardTiling, E: MatrixElement>(b
         loop {
             let groups = opaque(params.section_tiles) * (T::SHAPE.q_rows / CONVERTED_ROWS);
             let mut drawn = groups;
-            if lane_id() == 0 && !block.has_ended::<T>() {
+            if lane_id() == 0 && !has_ended::<T>(block) {
                 let counter = opaque(params.counters.converted) + section;
                 drawn = fetch_add_global_u32(block.counter(counter as u64), 1);
             }
@@ -65,7 +66,7 @@ unsafe fn await_section<T: HopperBackwardTiling>(block: &Block<'_>, section: u32
             let done = opaque(params.counters.done) + section;
             ready = load_acquire_global_u32(block.counter(done as u64));
         }
-        if uniform(block.has_ended::<T>() as u32) != 0 {
+        if uniform(has_ended::<T>(block) as u32) != 0 {
             return false;
         }
         if uniform(ready) >= opaque(params.schedule.section) * opaque(params.schedule.kv_blocks) {
@@ -77,6 +78,12 @@ unsafe fn await_section<T: HopperBackwardTiling>(block: &Block<'_>, section: u32
     // The copy engine added there.
     fence_proxy_async_global();
     true
+}
+
+/// Whether the block has drawn its last work.
+#[inline(always)]
+unsafe fn has_ended<T: HopperBackwardTiling>(block: &Block<'_>) -> bool {
+    load_relaxed_shared_u32(block.section::<T>()) == NO_SECTION
 }
 
 /// Converts 16 rows, the `group`-th of all padded rows.

@@ -76,8 +76,8 @@ use ferroflash_core::swizzle::PanelLayout;
 use ferroflash_core::tile::RegisterSplit;
 
 use crate::ptx::matrix::MatrixElement;
-use crate::ptx::mbarrier::{fence_mbarrier_init, mbarrier_init, mbarrier_test_wait};
-use crate::ptx::memory::dynamic_shared;
+use crate::ptx::mbarrier::{fence_mbarrier_init, mbarrier_init};
+use crate::ptx::memory::{dynamic_shared, store_relaxed_shared_u32};
 use crate::ptx::registers::{claim_registers, release_registers};
 use crate::ptx::thread::{opaque, sync_threads, thread_idx_x};
 use crate::ptx::warp::uniform;
@@ -98,7 +98,7 @@ const READY_BARRIER: u32 = 4;
 /// Named barriers where a consumer has added its dQ, one each.
 const ADDED_BARRIER: u32 = 6;
 
-/// The section of a work that there has not been.
+/// The section of a work that there is not.
 const NO_SECTION: u32 = u32::MAX;
 
 /// Constants of one specialisation.
@@ -151,11 +151,11 @@ impl Block<'_> {
         self.params.scratch.counters + number * 4
     }
 
-    /// Whether the block has drawn its last work.
+    /// Address of the section that the block draws works from, [`NO_SECTION`] past the last work.
+    /// Warps look at it while it is written: nothing else is concluded from it.
     #[inline(always)]
-    unsafe fn has_ended<T: HopperBackwardTiling>(&self) -> bool {
-        let ended = const { Kernel::<T>::BARRIERS.ended };
-        mbarrier_test_wait(opaque(self.barriers) + ended * 8, 0)
+    fn section<T: HopperBackwardTiling>(&self) -> u32 {
+        opaque(self.shared) + Kernel::<T>::PLAN.section
     }
 
     /// The work whose numbers are in `slot`; past the slots, the producer's own.
@@ -186,6 +186,7 @@ pub unsafe fn block<T: HopperBackwardTiling, E: MatrixElement, M: MaskKind>(
     let thread = thread_idx_x();
     if thread == 0 {
         initialise_barriers::<T>(&block);
+        store_relaxed_shared_u32(block.section::<T>(), 0);
     }
     sync_threads();
 

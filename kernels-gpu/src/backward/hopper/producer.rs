@@ -5,6 +5,7 @@ use ferroflash_core::backward::hopper::{HopperBackwardTiling, KeyShare, STEP_BYT
 use ferroflash_core::backward::scratch::LSE_ROWS;
 use ferroflash_core::swizzle::PanelLayout;
 
+use super::consumer::told_place;
 use super::work::head_tiles;
 use super::{Block, Kernel, NO_SECTION, Work, clear};
 use crate::ptx::mbarrier::{mbarrier_arrive, mbarrier_arrive_expect, mbarrier_wait};
@@ -64,7 +65,6 @@ pub(super) unsafe fn produce<T: HopperBackwardTiling, M: MaskKind>(block: &Block
         }
     }
     let barriers = Kernel::<T>::BARRIERS;
-    mbarrier_arrive(block.barrier(barriers.ended));
     let kv = next_slot::<T>(block);
     mbarrier_wait(block.barrier(barriers.kv_empty + kv.slot), kv.parity ^ 1);
     own().copy(block.work::<T>(kv.slot));
@@ -136,8 +136,7 @@ unsafe fn copy_queries<T: HopperBackwardTiling>(
     let full = block.barrier(barriers.q_full + turn.slot);
     let natural = is_natural::<T>(block, own, row);
     mbarrier_wait(block.barrier(barriers.q_empty + turn.slot), turn.parity ^ 1);
-    let step = opaque(block.shared) + plan.steps;
-    let step = step + (turn.parity * T::SHAPE.stages + turn.slot) * STEP_BYTES;
+    let step = opaque(block.shared) + plan.steps + told_place::<T>(turn) * STEP_BYTES;
     if Kernel::<T>::DEFERS {
         let head = own.batch() * block.params.q_heads + own.q_head();
         let index = head * head_tiles::<T>(block.params) + tile;

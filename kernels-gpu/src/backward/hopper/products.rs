@@ -150,9 +150,14 @@ where
     }
 
     /// Starts this warpgroup's share of dQ = dS·K, over all keys of the block, of tile `weights` of
-    /// dS.
+    /// dS, if it `is_due`, which all threads say alike; else no group is committed.
     #[inline(always)]
-    pub(super) unsafe fn start_queries(&self, queries: &mut T::QueryGradient, weights: u32) {
+    pub(super) unsafe fn start_queries(
+        &self,
+        queries: &mut T::QueryGradient,
+        weights: u32,
+        is_due: bool,
+    ) {
         let plan = Kernel::<T>::PLAN;
         let (d_s_layout, k_layout) = (Kernel::<T>::D_S, Kernel::<T>::K);
         let mut d_s = opaque(self.block.shared) + plan.d_s + weights * plan.d_s_stage;
@@ -166,7 +171,7 @@ where
             QueryShare::Steps => {}
         }
         let (d_s, k) = (Operand::new(&d_s_layout, d_s), Operand::new(&k_layout, k));
-        if self.owns_queries(weights) {
+        if self.owns_queries(weights) && is_due {
             wgmma_fence();
             let mut keys = 0;
             while keys < T::SHAPE.kv_columns / 16 {
@@ -179,7 +184,9 @@ where
                 keys += 1;
             }
         }
-        wgmma_commit();
+        if is_due {
+            wgmma_commit();
+        }
     }
 }
 

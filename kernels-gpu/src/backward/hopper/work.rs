@@ -8,7 +8,9 @@ use ferroflash_core::schedule::divide;
 use ferroflash_core::visibility::Visibility;
 
 use super::{Block, NO_SECTION};
-use crate::ptx::memory::{load_shared_u32, load_shared_v4, store_shared_u32, store_shared_v4};
+use crate::ptx::memory::{
+    load_shared_u32, load_shared_v4, store_relaxed_shared_u32, store_shared_u32, store_shared_v4,
+};
 use crate::ptx::thread::opaque;
 
 /// One block of keys of one KV head. It waits in shared memory, where each value is read again when
@@ -38,10 +40,12 @@ impl Work {
             section: opaque(params.schedule.section),
         };
         if index as u64 >= schedule.blocks() {
+            store_relaxed_shared_u32(block.section::<T>(), NO_SECTION);
             store_shared_v4(self.shared, [u32::MAX, 0, 0, 0]);
             return false;
         }
         let section = schedule.section_of(index);
+        store_relaxed_shared_u32(block.section::<T>(), section);
         let work = schedule.work(index);
         let kv_heads = opaque(params.kv_heads);
         let batch = divide(work.batch_head, kv_heads);

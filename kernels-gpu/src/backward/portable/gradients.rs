@@ -186,7 +186,7 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
         if C::common(params).ordered != 0 && place.thread == 0 {
             let work = Work::load(place.shared + Self::PLAN.work);
             let (counter, turn) = C::turn(params, &work, step, place.shared);
-            while load_acquire_global_u32(counter) != turn {}
+            while load_acquire_global_u32(counter) < turn {}
             release_add_global_u32(counter, 1);
         }
     }

@@ -18,7 +18,8 @@
 //!
 //! **Order.** The key blocks that add to a query tile follow one another; the first of them is the
 //! one that holds the first key any of the tile's rows sees. Tiles of packed items have counters by
-//! slots.
+//! slots. Malformed offsets may give two items one counter, so that a turn has passed already, or
+//! leave an item without its first blocks: then the others do nothing.
 
 use core::marker::PhantomData;
 
@@ -34,7 +35,7 @@ use ferroflash_core::visibility::Visibility;
 
 use super::options::Cells;
 use super::{Kernel, Place, Step, Variant, Work, number};
-use crate::options::{find_item, read_length, store_dropout};
+use crate::options::{find_whole_item, read_length, store_dropout};
 use crate::ptx::async_copy::cp_async_4;
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::{add_global_f32, load_shared_v4, store_shared_v4};
@@ -117,7 +118,9 @@ unsafe fn find(
     let work = backward.schedule.work(number);
     let (index, kv_head, kv_block) = if items.is_packed() {
         let first_slot = |index| items.first_kv_slot(index, kv_columns, read_length);
-        let index = find_item(items, work.kv_block, lane, first_slot);
+        let (index, is_whole) = find_whole_item(items, work.kv_block, lane, first_slot);
+        // Of an item without its first blocks the others would wait for them in vain.
+        let index = if is_whole { index } else { items.count };
         (index, work.batch_head, work.kv_block.wrapping_sub(first_slot(index)))
     } else {
         let index = divide(work.batch_head, backward.kv_heads);
