@@ -183,6 +183,9 @@ fn obstacle(
     if let Some((_, option)) = options(attention).iter().find(|(class, _)| *class > spec.mask) {
         return Some(format!("has no {option}"));
     }
+    if attention.softcap.is_some() && attention.alibi && !spec.softcap_has_alibi() {
+        return Some("has no registers for a softcap and ALiBi together".to_owned());
+    }
     let (major, minor) = limits.capability;
     if !spec.family.runs_on(major, minor) {
         return Some(format!(

@@ -2,7 +2,7 @@
 
 use core::marker::PhantomData;
 
-use ferroflash_core::axes::MaskKind;
+use ferroflash_core::axes::{MaskClass, MaskKind};
 use ferroflash_core::backward::hopper::{HopperBackwardTiling, KeyShare, STEP_BYTES};
 use ferroflash_core::fragment::Fragment;
 
@@ -83,6 +83,9 @@ pub(super) unsafe fn consume<T: HopperBackwardTiling, E: MatrixElement, M: MaskK
         if !consumer.work().exists() {
             break;
         }
+        if let MaskClass::Masked = M::CLASS {
+            consumer.clear_hidden_keys();
+        }
         let mut sums = Sums { keys: T::KeyGradient::ZERO, values: T::ValueGradient::ZERO };
         if consumer.work().steps() > 0 {
             consumer.attend(&mut sums);
@@ -115,6 +118,10 @@ where
         KeyShare::Keys => StepOrder::KeysFirst,
     };
 
+    /// Whether the producer tells each step's tile, so that no register holds it.
+    pub(super) const IS_TOLD: bool =
+        Kernel::<T>::DEFERS || matches!(M::CLASS, MaskClass::Masked);
+
     /// The thread's number in the warpgroup; asked again each time, since registers are short.
     #[inline(always)]
     pub(super) fn thread(&self) -> u32 {
@@ -124,7 +131,7 @@ where
     /// Address of barrier `number`; computed again each time where registers are shortest.
     #[inline(always)]
     pub(super) fn barrier(&self, number: u32) -> u32 {
-        if !Kernel::<T>::DEFERS {
+        if !Self::IS_TOLD {
             return self.block.barrier(number);
         }
         opaque(self.block.shared) + Kernel::<T>::PLAN.barriers + number * 8
@@ -157,14 +164,20 @@ where
     /// The number of the step's query tile, at `place`, among those of its head.
     #[inline(always)]
     pub(super) unsafe fn tile(&self, place: Place) -> u32 {
-        if Kernel::<T>::DEFERS { load_shared_u32(self.told(self.turn) + 4) } else { place.tile }
+        if Self::IS_TOLD { load_shared_u32(self.told(self.turn) + 4) } else { place.tile }
     }
 
-    /// The place of the first step; where dQ is deferred, what the producer tells is looked up
-    /// instead, since registers are short.
+    /// The number of the step's query tile, at `place`, among those of all heads.
+    #[inline(always)]
+    unsafe fn tile_of_all(&self, place: Place) -> u32 {
+        if Self::IS_TOLD { load_shared_u32(self.told(self.turn) + 8) } else { place.index() }
+    }
+
+    /// The place of the first step; where the producer tells it, that is looked up instead, since
+    /// registers are short.
     #[inline(always)]
     unsafe fn first_place(&self) -> Place {
-        if Kernel::<T>::DEFERS {
+        if Self::IS_TOLD {
             return Place { tile: 0, head: 0 };
         }
         self.work().first_place::<T>(self.block.params)
@@ -173,7 +186,7 @@ where
     /// The place of the step after the one at `place`, alike.
     #[inline(always)]
     unsafe fn next_place(&self, place: Place) -> Place {
-        if Kernel::<T>::DEFERS {
+        if Self::IS_TOLD {
             return place;
         }
         self.work().next_place::<T>(self.block.params, place)
@@ -265,12 +278,18 @@ where
     /// been waited for: `weights` is its tile of dS.
     #[inline(always)]
     unsafe fn pass_on(&self, queries: &mut T::QueryGradient, weights: u32, here: Place) {
+        if let MaskClass::Masked = M::CLASS {
+            let is_deferred = Kernel::<T>::DEFERS;
+            let turn =
+                if is_deferred { self.turn.previous(T::SHAPE.stages) } else { self.turn };
+            self.keep_own_rows(queries, turn);
+        }
         if Kernel::<T>::DEFERS {
             self.tell_read(weights);
             let before = self.told(self.turn.previous(T::SHAPE.stages));
             self.add_queries(queries, weights, load_shared_u32(before + 8));
         } else {
-            self.add_queries(queries, weights, here.index());
+            self.add_queries(queries, weights, self.tile_of_all(here));
         }
     }
 
@@ -297,14 +316,13 @@ where
             self.start_keys(sums, d_s);
             wgmma_wait::<1>();
         }
+        if let MaskClass::Masked = M::CLASS {
+            self.keep_own_rows(&mut queries, self.turn);
+        }
         if Kernel::<T>::DEFERS {
             self.tell_read(weights);
         }
-        let own = match Kernel::<T>::DEFERS {
-            true => load_shared_u32(self.told(self.turn) + 8),
-            false => place.index(),
-        };
-        self.add_queries(&mut queries, weights, own);
+        self.add_queries(&mut queries, weights, self.tile_of_all(place));
         wgmma_wait::<0>();
         self.leave(Kernel::<T>::BARRIERS.d_o_empty, self.turn);
         self.leave(Kernel::<T>::BARRIERS.q_empty, self.turn);
@@ -343,13 +361,17 @@ where
                 self.leave(Kernel::<T>::BARRIERS.d_o_empty, previous);
             }
         }
-        if opaque(masked as u32) != 0 {
+        // With options the exponentials have done so.
+        if !matches!(M::CLASS, MaskClass::Masked) && opaque(masked as u32) != 0 {
             self.hide(&mut step.scores, place);
         }
         match Self::ORDER {
             StepOrder::KeysLast => {
                 let p = pack::<T, E>(&step.scores);
                 self.start_values(sums, &p);
+                if let MaskClass::Masked = M::CLASS {
+                    self.differentiate_softcap(step, true);
+                }
                 wgmma_wait::<1>();
             }
             StepOrder::KeysFirst => wgmma_wait::<0>(),
@@ -361,7 +383,10 @@ where
         }
         step.d_p.settle();
         self.differentiate(step);
-        if opaque(masked as u32) != 0 {
+        if let (StepOrder::KeysFirst, MaskClass::Masked) = (Self::ORDER, M::CLASS) {
+            self.differentiate_softcap(step, false);
+        }
+        if self.is_masked(masked) {
             self.hide(&mut step.d_p, place);
         }
         if matches!(Self::ORDER, StepOrder::KeysFirst) {

@@ -26,7 +26,12 @@ where
     #[inline(always)]
     pub(super) unsafe fn exponentials(&self, scores: &mut T::Scores) {
         if load_shared_u32(self.told(self.turn)) == 0 {
+            if let MaskClass::Masked = M::CLASS {
+                self.hide_scores(scores, self.block.params.scale);
+            }
             self.powers::<false>(scores);
+        } else if let MaskClass::Masked = M::CLASS {
+            self.exponentials_of_options(scores);
         } else {
             self.powers::<true>(scores);
         }
@@ -76,9 +81,13 @@ where
         }
     }
 
-    /// Whether some row of the tile sees fewer keys than the block has.
+    /// Whether some row of the tile sees fewer keys than the block has; with options it is asked
+    /// for when it is needed.
     #[inline(always)]
     pub(super) unsafe fn needs_mask(&self, place: Place) -> bool {
+        if let MaskClass::Masked = M::CLASS {
+            return false;
+        }
         let visible = &self.block.params.visibility;
         let keys_end = match M::CLASS {
             MaskClass::Full => visible.kv_len,
@@ -87,9 +96,22 @@ where
         keys_end < self.work().first_key() + T::SHAPE.kv_columns
     }
 
+    /// Whether a step is masked, of which [`Self::needs_mask`] has said `early`.
+    #[inline(always)]
+    pub(super) unsafe fn is_masked(&self, early: bool) -> bool {
+        match M::CLASS {
+            MaskClass::Masked => self.is_partial(),
+            _ => opaque(early as u32) != 0,
+        }
+    }
+
     /// Makes zero what belongs to rows that do not see their key.
     #[inline(always)]
     pub(super) unsafe fn hide(&self, values: &mut T::Scores, place: Place) {
+        if let MaskClass::Masked = M::CLASS {
+            self.hide_outside(values, 0.0);
+            return;
+        }
         let visible = &self.block.params.visibility;
         let own_row = self.tile(place) * T::SHAPE.q_rows + self.first_own_row() + lane_id() % 4 * 2;
         let own = self.first_own_key() + self.thread() / 32 * 16 + lane_id() / 4;
