@@ -157,9 +157,7 @@ impl DeviceOptions {
         };
         let items = self.items(attention);
         let more_turns = match items.is_packed() {
-            true => {
-                items.slots(q_rows) as u32 - backward.scratch.padded_rows / q_rows
-            }
+            true => items.slots(q_rows) as u32 - backward.scratch.padded_rows / q_rows,
             false => 0,
         };
         HopperMaskedBackwardParams {
@@ -168,12 +166,7 @@ impl DeviceOptions {
                 records,
                 more_turns,
                 softcap_scale,
-                score_scale: match (cap > 0.0, backward.scale == 0.0) {
-                    (true, _) => cap,
-                    // Multiplied, what is hidden must stay infinite.
-                    (false, true) => ZERO_SCALE,
-                    (false, false) => backward.scale,
-                },
+                score_scale: if cap > 0.0 { cap } else { backward.scale },
                 softcap_inverse: if cap > 0.0 { cap.recip() } else { 0.0 },
                 alibi: self.alibi,
             },

@@ -92,10 +92,9 @@ impl KeyRecord {
         let own = first..first + columns;
         let (rows, all) = (visible.rows_of_any(&own), visible.rows_of_all(&own));
         let tiles = match rows.start < rows.end {
-            true => (
-                (item.first_q + rows.start) / q_rows,
-                (item.first_q + rows.end).div_ceil(q_rows),
-            ),
+            true => {
+                ((item.first_q + rows.start) / q_rows, (item.first_q + rows.end).div_ceil(q_rows))
+            }
             false => (0, 0),
         };
         let full = match all.start < all.end {
@@ -172,20 +171,31 @@ mod tests {
     fn item() -> impl Strategy<Value = Item> {
         let side = prop_oneof![Just(200), Just(0), 0..40_i32];
         let align = prop_oneof![Just(Align::TopLeft), Just(Align::BottomRight)];
-        (0..60_u32, 0..60_u32, 0..90_u32, 0..90_u32, (0..5_u32, 0..5_u32), side.clone(), side, align)
-            .prop_map(|(q_len, kv_len, first_q, first_k, unused, left, right, align)| Item {
-                batch: 0,
-                first_q,
-                q_rows: q_len + unused.0,
-                first_k,
-                kv_rows: kv_len + unused.1,
-                visible: Visibility {
-                    q_len,
-                    kv_len,
-                    offset: align.offset(q_len as usize, kv_len as usize) as i32,
-                    left,
-                    right,
-                },
+        (
+            0..60_u32,
+            0..60_u32,
+            0..90_u32,
+            0..90_u32,
+            (0..5_u32, 0..5_u32),
+            side.clone(),
+            side,
+            align,
+        )
+            .prop_map(|(q_len, kv_len, first_q, first_k, unused, left, right, align)| {
+                Item {
+                    batch: 0,
+                    first_q,
+                    q_rows: q_len + unused.0,
+                    first_k,
+                    kv_rows: kv_len + unused.1,
+                    visible: Visibility {
+                        q_len,
+                        kv_len,
+                        offset: align.offset(q_len as usize, kv_len as usize) as i32,
+                        left,
+                        right,
+                    },
+                }
             })
     }
 

@@ -241,11 +241,7 @@ fn thirty_ordered_runs_are_bitwise_equal<T: Real>(spec: &'static KernelSpec, for
     }
 }
 
-fn thirty_runs_are_bitwise_equal<T: Real>(
-    spec: &'static KernelSpec,
-    form: Form,
-    case: &Case<T>,
-) {
+fn thirty_runs_are_bitwise_equal<T: Real>(spec: &'static KernelSpec, form: Form, case: &Case<T>) {
     let plan = plan_by::<T>(&case.attention.deterministic(), spec, form);
     let stream = Stream::from(copy_stream());
     let mut loaded =

@@ -201,12 +201,11 @@ impl Call<'_> {
         ])
     }
 
-    /// What the maps of q, k, v and dO show. Where packed items have no rows at all, or no keys, no
-    /// tile of theirs is used, but a map needs elements: the others, of as many channels, stand in.
+    /// What the maps of q, k, v and dO show. Where packed items have no keys at all, no tile is
+    /// copied, but a map needs elements: q and dO, of as many channels, stand in.
     fn mapped(&self) -> [&Raw; 4] {
         match self.attention.layout {
             Layout::Packed { kv_tokens: 0, .. } => [self.q, self.q, self.d_o, self.d_o],
-            Layout::Packed { q_tokens: 0, .. } => [self.k, self.k, self.v, self.v],
             _ => [self.q, self.k, self.v, self.d_o],
         }
     }

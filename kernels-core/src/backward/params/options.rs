@@ -50,7 +50,7 @@ pub struct HopperBackwardOptions {
     pub more_turns: u32,
     /// With a softcap, the factor that makes tanh's argument of a product; 0 without.
     pub softcap_scale: f32,
-    /// Factor of a product, or of tanh, in the exponent; not 0.
+    /// Factor of a product, or of tanh, in the exponent.
     pub score_scale: f32,
     /// 1 / c of `c·tanh(x)`.
     pub softcap_inverse: f32,

@@ -3,7 +3,7 @@
 use core::marker::PhantomData;
 
 use ferroflash_core::axes::{MaskClass, MaskKind};
-use ferroflash_core::backward::hopper::{HopperBackwardTiling, KeyShare, STEP_BYTES};
+use ferroflash_core::backward::hopper::{HopperBackwardTiling, KeyShare};
 use ferroflash_core::fragment::Fragment;
 
 use super::weights::{hold, pack};
@@ -118,10 +118,6 @@ where
         KeyShare::Keys => StepOrder::KeysFirst,
     };
 
-    /// Whether the producer tells each step's tile, so that no register holds it.
-    pub(super) const IS_TOLD: bool =
-        Kernel::<T>::DEFERS || matches!(M::CLASS, MaskClass::Masked);
-
     /// The thread's number in the warpgroup; asked again each time, since registers are short.
     #[inline(always)]
     pub(super) fn thread(&self) -> u32 {
@@ -151,45 +147,6 @@ where
     #[inline(always)]
     pub(super) fn work(&self) -> Work {
         self.block.work::<T>(self.kv.slot)
-    }
-
-    /// Where the producer has left what it tells of the Q tile at `turn`. It stays for as many steps
-    /// more as there are Q tiles.
-    #[inline(always)]
-    pub(super) fn told(&self, turn: Turn) -> u32 {
-        let place = turn.parity * T::SHAPE.stages + turn.slot;
-        opaque(self.block.shared) + Kernel::<T>::PLAN.steps + place * STEP_BYTES
-    }
-
-    /// The number of the step's query tile, at `place`, among those of its head.
-    #[inline(always)]
-    pub(super) unsafe fn tile(&self, place: Place) -> u32 {
-        if Self::IS_TOLD { load_shared_u32(self.told(self.turn) + 4) } else { place.tile }
-    }
-
-    /// The number of the step's query tile, at `place`, among those of all heads.
-    #[inline(always)]
-    unsafe fn tile_of_all(&self, place: Place) -> u32 {
-        if Self::IS_TOLD { load_shared_u32(self.told(self.turn) + 8) } else { place.index() }
-    }
-
-    /// The place of the first step; where the producer tells it, that is looked up instead, since
-    /// registers are short.
-    #[inline(always)]
-    unsafe fn first_place(&self) -> Place {
-        if Self::IS_TOLD {
-            return Place { tile: 0, head: 0 };
-        }
-        self.work().first_place::<T>(self.block.params)
-    }
-
-    /// The place of the step after the one at `place`, alike.
-    #[inline(always)]
-    unsafe fn next_place(&self, place: Place) -> Place {
-        if Self::IS_TOLD {
-            return place;
-        }
-        self.work().next_place::<T>(self.block.params, place)
     }
 
     /// All query tiles of a work, head after head.
@@ -268,20 +225,13 @@ where
         self.weigh::<false>(sums, &mut step, next, turn)
     }
 
-    /// Whether there is a dQ to pass on, when `left` steps are left.
-    #[inline(always)]
-    unsafe fn is_due(&self, left: u32) -> bool {
-        !Kernel::<T>::DEFERS || opaque(self.work().steps()) != left
-    }
-
     /// Passes on the step's dQ or, where it is deferred, that of the one before, whose product has
     /// been waited for: `weights` is its tile of dS.
     #[inline(always)]
     unsafe fn pass_on(&self, queries: &mut T::QueryGradient, weights: u32, here: Place) {
         if let MaskClass::Masked = M::CLASS {
             let is_deferred = Kernel::<T>::DEFERS;
-            let turn =
-                if is_deferred { self.turn.previous(T::SHAPE.stages) } else { self.turn };
+            let turn = if is_deferred { self.turn.previous(T::SHAPE.stages) } else { self.turn };
             self.keep_own_rows(queries, turn);
         }
         if Kernel::<T>::DEFERS {
@@ -361,8 +311,7 @@ where
                 self.leave(Kernel::<T>::BARRIERS.d_o_empty, previous);
             }
         }
-        // With options the exponentials have done so.
-        if !matches!(M::CLASS, MaskClass::Masked) && opaque(masked as u32) != 0 {
+        if opaque(masked as u32) != 0 {
             self.hide(&mut step.scores, place);
         }
         match Self::ORDER {
@@ -386,8 +335,11 @@ where
         if let (StepOrder::KeysFirst, MaskClass::Masked) = (Self::ORDER, M::CLASS) {
             self.differentiate_softcap(step, false);
         }
-        if self.is_masked(masked) {
+        if opaque(masked as u32) != 0 {
             self.hide(&mut step.d_p, place);
+        }
+        if let MaskClass::Masked = M::CLASS {
+            self.hide_gradients(&mut step.d_p);
         }
         if matches!(Self::ORDER, StepOrder::KeysFirst) {
             let p = pack::<T, E>(&step.scores);

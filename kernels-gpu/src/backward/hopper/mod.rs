@@ -58,6 +58,7 @@ mod epilogue;
 mod masked;
 mod meetings;
 mod parts;
+mod places;
 mod producer;
 mod products;
 mod weights;

@@ -25,13 +25,12 @@ where
     /// Pᵀ = exp(scale·Sᵀ − lse): lse is of a row, a column here.
     #[inline(always)]
     pub(super) unsafe fn exponentials(&self, scores: &mut T::Scores) {
+        if let MaskClass::Masked = M::CLASS {
+            self.exponentials_with_options(scores);
+            return;
+        }
         if load_shared_u32(self.told(self.turn)) == 0 {
-            if let MaskClass::Masked = M::CLASS {
-                self.hide_scores(scores, self.block.params.scale);
-            }
             self.powers::<false>(scores);
-        } else if let MaskClass::Masked = M::CLASS {
-            self.exponentials_of_options(scores);
         } else {
             self.powers::<true>(scores);
         }
@@ -81,8 +80,8 @@ where
         }
     }
 
-    /// Whether some row of the tile sees fewer keys than the block has; with options it is asked
-    /// for when it is needed.
+    /// Whether some row of the tile sees fewer keys than the block has. With options that is asked
+    /// where it is needed.
     #[inline(always)]
     pub(super) unsafe fn needs_mask(&self, place: Place) -> bool {
         if let MaskClass::Masked = M::CLASS {
@@ -96,20 +95,10 @@ where
         keys_end < self.work().first_key() + T::SHAPE.kv_columns
     }
 
-    /// Whether a step is masked, of which [`Self::needs_mask`] has said `early`.
-    #[inline(always)]
-    pub(super) unsafe fn is_masked(&self, early: bool) -> bool {
-        match M::CLASS {
-            MaskClass::Masked => self.is_partial(),
-            _ => opaque(early as u32) != 0,
-        }
-    }
-
     /// Makes zero what belongs to rows that do not see their key.
     #[inline(always)]
     pub(super) unsafe fn hide(&self, values: &mut T::Scores, place: Place) {
         if let MaskClass::Masked = M::CLASS {
-            self.hide_outside(values, 0.0);
             return;
         }
         let visible = &self.block.params.visibility;

@@ -16,8 +16,8 @@
 //! add −0, which changes no sum; whatever the item's keys hold, they do not reach another's rows.
 //!
 //! **Which cells.** A tile whose every row sees every key of the block needs no mask: the record says
-//! which. Elsewhere a thread's keys have a range of rows each, and P and dS are 0 outside by
-//! selection.
+//! which. Elsewhere a thread's keys have a range of rows each, outside of which exponents are −∞ and
+//! dS is 0, both by selection: whatever lse and dP hold there, nothing comes of it.
 //!
 //! **Scores.** Without ALiBi and softcap, exponents are the plain kernel's. With them lse stays
 //! natural, and so do scores: the slope of a step's head comes with its tile, from the producer.

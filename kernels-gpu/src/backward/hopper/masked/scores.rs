@@ -15,7 +15,7 @@ use crate::ptx::math::{exp2, fma, log2};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::{load_shared_u32, load_shared_v2_f32};
 use crate::ptx::thread::{lane_id, opaque};
-use crate::ptx::wgmma::{Product, wgmma_wait};
+use crate::ptx::wgmma::Product;
 
 /// A derivative of the softcap that is taken for 0: tanh is known from P to fewer digits.
 const LEAST_SLOPE: f32 = 1.0 / (1 << 18) as f32;
@@ -29,7 +29,7 @@ where
 {
     /// Whether some row of the step's tile does not see all keys of the block.
     #[inline(always)]
-    pub(in super::super) unsafe fn is_partial(&self) -> bool {
+    unsafe fn is_partial(&self) -> bool {
         let home = self.home();
         let tile = self.told_tile(self.turn);
         tile < home.word(Home::FULL) || tile >= home.word(Home::FULL + 4)
@@ -48,17 +48,17 @@ where
         first + (self.first_own_row() + lane_id() % 4 * 2) as i32
     }
 
-    /// Makes scores, which `scale` multiplies, such that P is 0 where rows do not see their key.
+    /// Makes dS 0 where rows do not see their key.
     #[inline(always)]
-    pub(in super::super) unsafe fn hide_scores(&self, scores: &mut T::Scores, scale: f32) {
+    pub(in super::super) unsafe fn hide_gradients(&self, d_s: &mut T::Scores) {
         if self.is_partial() {
-            self.hide_outside(scores, f32::INFINITY.copysign(-scale));
+            self.hide_outside(d_s, 0.0);
         }
     }
 
     /// Makes `hidden` what belongs to rows that do not see their key.
     #[inline(always)]
-    pub(in super::super) unsafe fn hide_outside(&self, values: &mut T::Scores, hidden: f32) {
+    unsafe fn hide_outside(&self, values: &mut T::Scores, hidden: f32) {
         let home = self.home();
         let (row, key) = (self.own_row(), self.own_key());
         let mut half = 0;
@@ -87,25 +87,59 @@ where
 
     /// Whether there is a softcap.
     #[inline(always)]
-    pub(in super::super) unsafe fn has_softcap(&self) -> bool {
+    unsafe fn has_softcap(&self) -> bool {
         opaque(self.block.options().softcap_scale.to_bits()) != 0
     }
 
     /// ALiBi's slope in the step's head, and the thread's first row's distance before the diagonal
     /// of its first key; 0 without.
     #[inline(always)]
-    pub(in super::super) unsafe fn slope_and_distance(&self) -> (f32, f32) {
+    unsafe fn slope_and_distance(&self) -> (f32, f32) {
         let slope = f32::from_bits(load_shared_u32(self.told_anew(self.turn) + 12));
         let shift = self.home().word(Home::SHIFT) as i32;
         (slope, (self.own_row() + shift - self.own_key() as i32) as f32)
     }
 
-    /// Pᵀ = exp(score − lse) of scores after softcap and ALiBi, in this order, or without; lse is
-    /// natural. The product for dK is
-    /// waited for, since its operand's registers are needed.
+    /// Pᵀ = exp(score − lse) of scores after softcap and ALiBi, in this order; 0 by selection of the
+    /// exponent where rows do not see their key.
     #[inline(always)]
-    pub(in super::super) unsafe fn exponentials_of_options(&self, scores: &mut T::Scores) {
-        wgmma_wait::<1>();
+    pub(in super::super) unsafe fn exponentials_with_options(&self, scores: &mut T::Scores) {
+        if load_shared_u32(self.told_anew(self.turn)) == 0 {
+            self.exponents(scores);
+        } else {
+            self.natural_exponents(scores);
+        }
+        if self.is_partial() {
+            self.hide_outside(scores, f32::NEG_INFINITY);
+        }
+        let mut index = 0;
+        while index < T::Scores::LEN {
+            *scores.at_mut(index) = exp2(scores.at(index));
+            index += 1;
+        }
+    }
+
+    /// Exponents of two, of products and lse alone.
+    #[inline(always)]
+    unsafe fn exponents(&self, scores: &mut T::Scores) {
+        let scale = self.block.params.scale_log2;
+        let rows = self.lse_rows();
+        let mut group = 0;
+        while group < T::Scores::LEN / 4 {
+            let lse = load_shared_v2_f32(rows + group as u32 * 32);
+            let mut value = 0;
+            while value < 4 {
+                let score = scores.at_mut(group * 4 + value);
+                *score = fma(*score, scale, -lse[value % 2]);
+                value += 1;
+            }
+            group += 1;
+        }
+    }
+
+    /// The same, lse being natural: of all options.
+    #[inline(always)]
+    unsafe fn natural_exponents(&self, scores: &mut T::Scores) {
         let options = self.block.options();
         if self.has_softcap() {
             let mut index = 0;
@@ -114,8 +148,6 @@ where
                 index += 1;
             }
         }
-        let scale = options.score_scale;
-        self.hide_scores(scores, scale);
         let (slope, distance) = self.slope_and_distance();
         let rows = self.lse_rows();
         let mut group = 0;
@@ -126,8 +158,8 @@ where
                 let index = group * 4 + value;
                 let at = distance + distance_from_first(index);
                 let offset = fma(-slope, at.abs(), -lse[value % 2]);
-                let exponent = fma(scores.at(index), scale, offset);
-                *scores.at_mut(index) = exp2(exponent * core::f32::consts::LOG2_E);
+                let exponent = fma(scores.at(index), options.score_scale, offset);
+                *scores.at_mut(index) = exponent * core::f32::consts::LOG2_E;
                 value += 1;
             }
             group += 1;
@@ -147,8 +179,7 @@ where
         }
         let inverse = self.block.options().softcap_inverse;
         let has_distances = const { softcap_has_alibi(&T::SHAPE) };
-        let (slope, distance) =
-            if has_distances { self.slope_and_distance() } else { (0.0, 0.0) };
+        let (slope, distance) = if has_distances { self.slope_and_distance() } else { (0.0, 0.0) };
         let rows = self.lse_rows();
         let mut group = 0;
         while group < T::Scores::LEN / 4 {
