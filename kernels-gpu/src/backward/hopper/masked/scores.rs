@@ -11,7 +11,7 @@ use super::super::Kernel;
 use super::super::consumer::{Consumer, Step};
 use super::Home;
 use crate::options::tanh;
-use crate::ptx::math::{exp2, fma, log2};
+use crate::ptx::math::{exp2, fma, log2, max};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::{load_shared_u32, load_shared_v2_f32};
 use crate::ptx::thread::{lane_id, opaque};
@@ -194,7 +194,7 @@ where
                     score = fma(slope, at.abs(), score);
                 }
                 // A P of 0 says nothing, and its dS is 0.
-                let tanh = (score * inverse).max(-1.0).min(1.0);
+                let tanh = max(score * inverse, -1.0).min(1.0);
                 let derivative = fma(-tanh, tanh, 1.0);
                 let derivative = if derivative < LEAST_SLOPE { 0.0 } else { derivative };
                 let taken_into = if is_packed { &mut step.scores } else { &mut step.d_p };
