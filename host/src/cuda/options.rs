@@ -137,8 +137,8 @@ impl DeviceOptions {
         }
     }
 
-    /// The parameters of a masked hopper backward kernel of tiles of `q_rows`, likewise; `records` is
-    /// where its records lie.
+    /// The parameters of a masked hopper backward kernel of tiles of `q_rows`, likewise; its
+    /// records lie at `records`.
     pub(crate) fn hopper_backward_params(
         &self,
         attention: &Attention,

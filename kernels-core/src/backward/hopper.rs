@@ -216,8 +216,8 @@ impl HopperBackwardPlan {
         }
     }
 
-    /// Bytes of a block with options: behind the plan it has a [`KeyRecord`](super::record::KeyRecord)
-    /// for each work.
+    /// Bytes of a block with options: behind the plan it has a part of a
+    /// [`KeyRecord`](super::record::KeyRecord) for each work.
     pub const fn masked_bytes(&self) -> u32 {
         self.bytes + (self.kv_stages + 1) * HOME_BYTES
     }

@@ -1,10 +1,10 @@
-//! What a hopper backward block of class `masked` knows of its keys: a record for each block of keys
-//! of each item, made before the main kernel runs.
+//! What a hopper backward block of class `masked` knows of its keys: a record for each block of
+//! keys of each item, made before the main kernel runs.
 //!
 //! **Tiles are of the row axis, not of the item.** Query tile t holds rows `t · q_rows ..` of the
 //! row axis of q, whichever items they belong to: so its sums of dQ are contiguous, its rows of lse
-//! aligned, and the stages around the main kernel see one long item. A block of keys walks the tiles
-//! that hold rows of its item; rows of other items in its first and last tile are hidden.
+//! aligned, and the stages around the main kernel see one long item. A block of keys walks the
+//! tiles that hold rows of its item; rows of other items in its first and last tile are hidden.
 //!
 //! **Turns.** In order, the key blocks of an item that visit a tile add to it one after the other,
 //! from the last to the first. Tile t has a counter for each item with rows in it, at `t + item`:

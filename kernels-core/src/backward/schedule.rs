@@ -95,8 +95,8 @@ impl BackwardSchedule {
         Self { kv_blocks, batch_heads, parts, section }
     }
 
-    /// Heads, or parts of a group, walked together by a hopper kernel's blocks, of `rows` query rows
-    /// each.
+    /// Heads, or parts of a group, walked together by a hopper kernel's blocks, of `rows` query
+    /// rows each.
     pub const fn shared_section(
         batch_heads: u32,
         kv_blocks: u32,
@@ -105,7 +105,7 @@ impl BackwardSchedule {
     ) -> u32 {
         // Of a row: Q and dO in 16 bits, sums of dQ in 32.
         let row_bytes = (6 * spec.tile.head_dim + 2 * spec.tile.value_dim) as u64;
-        let uneven = !matches!(spec.mask, MaskClass::Full);
+        let uneven = matches!(spec.mask, MaskClass::Causal);
         Self::shared_section_for(batch_heads, kv_blocks, rows.saturating_mul(row_bytes), uneven)
     }
 

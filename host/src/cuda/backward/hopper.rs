@@ -2,7 +2,7 @@
 //! what the main kernel takes over from the stages around it.
 
 use cudarc::driver::sys;
-use ferroflash_core::axes::{Family, MaskClass};
+use ferroflash_core::axes::Family;
 use ferroflash_core::backward::hopper::hopper_backward_boxes;
 use ferroflash_core::backward::params::options::RecordParams;
 use ferroflash_core::backward::params::{BackwardScratch, HopperBackwardParams};
@@ -12,7 +12,7 @@ use ferroflash_core::table::KernelSpec;
 use ferroflash_core::tensor_map::{MapRefusal, TensorMapPlan};
 use ferroflash_core::visibility::Visibility;
 
-use super::sizes::{records, scratch_sizes};
+use super::sizes::{is_causal, records, scratch_sizes};
 use super::{Call, grid, schedule, wanted};
 use crate::attention::Layout;
 use crate::cuda::device::CudaDevice;
@@ -76,8 +76,8 @@ impl Call<'_> {
             ordered: self.ordered(),
         };
         let blocks = grid(kernel.spec, &schedule, &device.limits);
-        // SAFETY: these are the parameters of a hopper backward kernel of the class; the rest is the
-        // caller's promise.
+        // SAFETY: these are the parameters of a hopper backward kernel of the class; the rest is
+        // the caller's promise.
         unsafe {
             if !kernel.spec.has_options() {
                 return kernel.launch(device, stream, blocks as u32, &params);
@@ -142,7 +142,7 @@ impl Call<'_> {
     fn converts_behind(&self, main: &KernelSpec) -> Option<&Raw> {
         let schedule = schedule(self.attention, main);
         let rows = self.attention.shape.q_len * self.work_heads(&schedule) as usize;
-        let is_short = main.mask == MaskClass::Causal && rows <= SHORT_WORK_ROWS;
+        let is_short = is_causal(self.attention, main) && rows <= SHORT_WORK_ROWS;
         self.dq.filter(|dq| {
             let dq = device_tensor(dq, self.dtype.bytes());
             let is_wide = dq.access_bytes == 16 && dq.channels.is_multiple_of(8);

@@ -1,6 +1,6 @@
 //! How many blocks a backward call takes and how much memory, by its sizes alone.
 
-use ferroflash_core::axes::Family;
+use ferroflash_core::axes::{Family, MaskClass};
 use ferroflash_core::backward::record::KeyRecord;
 use ferroflash_core::backward::schedule::BackwardSchedule;
 use ferroflash_core::backward::scratch::ScratchSizes;
@@ -107,6 +107,9 @@ pub(crate) fn most_blocks(attention: &Attention, spec: &KernelSpec) -> Option<us
 
 /// The order in which blocks of `spec` take a call's key blocks.
 pub(crate) fn schedule(attention: &Attention, spec: &KernelSpec) -> BackwardSchedule {
+    // Works are as uneven as the right side makes them.
+    let mask = if is_causal(attention, spec) { MaskClass::Causal } else { MaskClass::Full };
+    let plain = KernelSpec { mask, ..*spec };
     match attention.layout {
         Layout::Packed { .. } => {
             let (kv_blocks, heads) = key_blocks(attention, spec);
@@ -116,12 +119,21 @@ pub(crate) fn schedule(attention: &Attention, spec: &KernelSpec) -> BackwardSche
                 // As one long item.
                 Family::Hopper => {
                     let rows = query_rows(attention).0 * attention.shape.group();
-                    BackwardSchedule::shared_section(batch_heads, kv_blocks, rows as u64, spec)
+                    BackwardSchedule::shared_section(batch_heads, kv_blocks, rows as u64, &plain)
                 }
             };
             BackwardSchedule { kv_blocks, batch_heads, parts: 1, section }
         }
-        Layout::Dense | Layout::KeyLengths => BackwardSchedule::of(&attention.shape, spec),
+        Layout::Dense | Layout::KeyLengths => BackwardSchedule::of(&attention.shape, &plain),
+    }
+}
+
+/// Whether a call through `spec` has rows that see fewer keys than the last one.
+pub(super) fn is_causal(attention: &Attention, spec: &KernelSpec) -> bool {
+    match spec.mask {
+        MaskClass::Full => false,
+        MaskClass::Causal => true,
+        MaskClass::Masked | MaskClass::General => attention.mask.right.is_some(),
     }
 }
 

@@ -45,8 +45,8 @@ pub struct HopperBackwardOptions {
     /// A [`KeyRecord`] for each key block of each item: of packed items by slots, else
     /// `[batch, kv_blocks]`.
     pub records: u64,
-    /// Of each query head, the counters of turns beyond one a query tile: where items are packed, as
-    /// many as their tiles may take.
+    /// Of each query head, the counters of turns beyond one a query tile: where items are packed,
+    /// as many as their tiles may take.
     pub more_turns: u32,
     /// With a softcap, the factor that makes tanh's argument of a product; 0 without.
     pub softcap_scale: f32,

@@ -190,13 +190,18 @@ where
             self.meet(weights);
         }
         self.start_queries(&mut queries, weights);
+        // Asked before the product is waited for.
+        let is_shared = match M::CLASS {
+            MaskClass::Masked => self.is_shared(self.turn_of_queries()),
+            _ => false,
+        };
         match Self::ORDER {
             StepOrder::KeysLast => {
                 self.leave(Kernel::<T>::BARRIERS.d_o_empty, turn);
                 self.start_scores(&mut step, next_turn);
                 wgmma_wait::<1>();
                 if self.is_due(left) {
-                    self.pass_on(&mut queries, weights, here);
+                    self.pass_on(&mut queries, weights, here, is_shared);
                 }
                 self.start_keys(sums, d_s);
             }
@@ -206,7 +211,7 @@ where
                 self.start_scores(&mut step, next_turn);
                 wgmma_wait::<2>();
                 if self.is_due(left) {
-                    self.pass_on(&mut queries, weights, here);
+                    self.pass_on(&mut queries, weights, here, is_shared);
                 }
                 wgmma_wait::<1>();
                 self.leave(Kernel::<T>::BARRIERS.q_empty, turn);
@@ -215,7 +220,7 @@ where
                 self.start_shared_values(sums);
                 self.start_scores(&mut step, next_turn);
                 wgmma_wait::<2>();
-                self.pass_on(&mut queries, weights, here);
+                self.pass_on(&mut queries, weights, here, is_shared);
                 self.start_shared_keys(sums);
             }
         }
@@ -228,11 +233,17 @@ where
     /// Passes on the step's dQ or, where it is deferred, that of the one before, whose product has
     /// been waited for: `weights` is its tile of dS.
     #[inline(always)]
-    unsafe fn pass_on(&self, queries: &mut T::QueryGradient, weights: u32, here: Place) {
-        if let MaskClass::Masked = M::CLASS {
-            let is_deferred = Kernel::<T>::DEFERS;
-            let turn = if is_deferred { self.turn.previous(T::SHAPE.stages) } else { self.turn };
-            self.keep_own_rows(queries, turn);
+    unsafe fn pass_on(
+        &self,
+        queries: &mut T::QueryGradient,
+        weights: u32,
+        here: Place,
+        is_shared: bool,
+    ) {
+        if let MaskClass::Masked = M::CLASS
+            && is_shared
+        {
+            self.keep_own_rows(queries, self.turn_of_queries());
         }
         if Kernel::<T>::DEFERS {
             self.tell_read(weights);
@@ -252,8 +263,12 @@ where
             let mut queries = T::QueryGradient::ZERO;
             self.meet(weights ^ 1);
             self.start_queries(&mut queries, weights ^ 1);
+            let is_shared = match M::CLASS {
+                MaskClass::Masked => self.is_shared(self.turn_of_queries()),
+                _ => false,
+            };
             wgmma_wait::<0>();
-            self.pass_on(&mut queries, weights ^ 1, place);
+            self.pass_on(&mut queries, weights ^ 1, place, is_shared);
         }
         let mut queries = T::QueryGradient::ZERO;
         self.meet(weights);
@@ -266,7 +281,9 @@ where
             self.start_keys(sums, d_s);
             wgmma_wait::<1>();
         }
-        if let MaskClass::Masked = M::CLASS {
+        if let MaskClass::Masked = M::CLASS
+            && self.is_shared(self.turn)
+        {
             self.keep_own_rows(&mut queries, self.turn);
         }
         if Kernel::<T>::DEFERS {

@@ -21,8 +21,8 @@ where
     /// Whether the producer tells each step's tile, so that no register holds it.
     pub(super) const IS_TOLD: bool = Kernel::<T>::DEFERS || matches!(M::CLASS, MaskClass::Masked);
 
-    /// Where the producer has left what it tells of the Q tile at `turn`. It stays for as many steps
-    /// more as there are Q tiles.
+    /// Where the producer has left what it tells of the Q tile at `turn`. It stays for as many
+    /// steps more as there are Q tiles.
     #[inline(always)]
     pub(super) fn told(&self, turn: Turn) -> u32 {
         let place = turn.parity * T::SHAPE.stages + turn.slot;
@@ -58,6 +58,13 @@ where
             return place;
         }
         self.work().next_place::<T>(self.block.params, place)
+    }
+
+    /// The turn of the step whose dQ a step passes on: its own or, where dQ is deferred, the one
+    /// before.
+    #[inline(always)]
+    pub(super) fn turn_of_queries(&self) -> Turn {
+        if Kernel::<T>::DEFERS { self.turn.previous(T::SHAPE.stages) } else { self.turn }
     }
 
     /// Whether there is a dQ to pass on, when `left` steps are left.

@@ -49,8 +49,8 @@ where
         place: u32,
         turn: Turn,
     ) {
-        let (start, end) = self.own_rows(turn);
-        if start > 0 || end < T::SHAPE.q_rows as i32 {
+        if self.is_shared(turn) {
+            let (start, end) = self.own_rows(turn);
             self.clear_outside(layout, place, start, end);
         }
     }
@@ -93,11 +93,8 @@ where
         queries: &mut T::QueryGradient,
         turn: Turn,
     ) {
-        let (start, end) = self.own_rows(turn);
-        if start <= 0 && end >= T::SHAPE.q_rows as i32 {
-            return;
-        }
         queries.settle();
+        let (start, end) = self.own_rows(turn);
         let share = match const { QueryShare::of(&T::SHAPE) } {
             QueryShare::Rows => self.index * WARPGROUP_ROWS,
             QueryShare::Channels | QueryShare::Steps => 0,

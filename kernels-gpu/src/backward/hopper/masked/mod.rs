@@ -9,21 +9,22 @@
 //! of each item, whatever lengths lie on the device, and the producer copies it beside the work
 //! ([`Home`]). Slots of packed items without keys are passed over where works are drawn.
 //!
-//! **Which tiles.** Query tiles are of the row axis, as the sums of dQ are, and hold rows of several
-//! items where these end in them. Rows that are not the item's, or see no key, are zero in shared
+//! **Which tiles.** Query tiles are of the row axis, as the sums of dQ are, and hold rows of
+//! several items where these end in them. Rows that are not the item's, or see no key, are zero in shared
 //! memory before either product reads them: each consumer clears them for itself, others may do the
 //! same at the same time. So are keys that no row of the item sees. Of such a tile's dQ, other rows
 //! add −0, which changes no sum; whatever the item's keys hold, they do not reach another's rows.
 //!
-//! **Which cells.** A tile whose every row sees every key of the block needs no mask: the record says
-//! which. Elsewhere a thread's keys have a range of rows each, outside of which exponents are −∞ and
-//! dS is 0, both by selection: whatever lse and dP hold there, nothing comes of it.
+//! **Which cells.** A tile whose every row sees every key of the block needs no mask: the record
+//! says which. Elsewhere a thread's keys have a range of rows each, outside of which P and dS are
+//! 0 by selection: whatever lse and dP hold there, nothing comes of it. The producer tells with each
+//! step whether its tile is of either kind.
 //!
 //! **Scores.** Without ALiBi and softcap, exponents are the plain kernel's. With them lse stays
 //! natural, and so do scores: the slope of a step's head comes with its tile, from the producer.
 //! The softcap's derivative 1 − tanh² is needed when P has taken the place of tanh, and there is no
 //! register to keep it in. It is taken from P again: c·tanh is ln P + lse + ALiBi's distance. That
-//! is off by few roundings of lse over c; where P is so small that nothing is left, dS is 0 as well.
+//! is off by few roundings of lse over c; where P is so small that nothing is left, so is dS.
 //!
 //! **Sinks** are part of lse; their gradient is the convert kernel's.
 //!
@@ -198,8 +199,16 @@ pub(super) unsafe fn pass_over(block: &Block<'_>, own: Work) {
     release_add_global_u32(block.counter(counter as u64), 1);
 }
 
-/// Leaves at `step` what consumers are told of a Q tile: whether its lse is natural, its number
-/// among the tiles of its head, and among those of all heads, and ALiBi's slope.
+/// Of a step's first word, beside [`NATURAL`]: some row of its tile does not see all keys of the
+/// block.
+const PARTIAL: u32 = 2;
+/// Some row of its tile is not the item's, or sees no key.
+const SHARED: u32 = 4;
+/// The lse of its rows is natural.
+const NATURAL: u32 = 1;
+
+/// Leaves at `step` what consumers are told of a Q tile: flags, its number among the tiles of its
+/// head, and among those of all heads, and ALiBi's slope.
 #[inline(always)]
 pub(super) unsafe fn tell_step<T: HopperBackwardTiling>(
     block: &Block<'_>,
@@ -208,16 +217,25 @@ pub(super) unsafe fn tell_step<T: HopperBackwardTiling>(
     natural: u32,
     tile: u32,
 ) {
+    let home = block.home::<T>(Kernel::<T>::PLAN.kv_stages);
     let slopes = &block.options().alibi;
     let mut slope = 0;
     if is_given(slopes.address) {
-        let item = block.home::<T>(Kernel::<T>::PLAN.kv_stages).word(Home::ITEM);
-        let offset = opaque_wide(slopes.offset(item, own.q_head()) as u64) << 2;
+        let offset = opaque_wide(slopes.offset(home.word(Home::ITEM), own.q_head()) as u64) << 2;
         slope = load_global_f32(slopes.address.wrapping_add(offset)).to_bits();
+    }
+    let mut flags = if natural != 0 { NATURAL } else { 0 };
+    if tile < home.word(Home::FULL) || tile >= home.word(Home::FULL + 4) {
+        flags |= PARTIAL;
+    }
+    let first = home.first_row::<T>(tile);
+    let end = first + T::SHAPE.q_rows as i32;
+    if first < home.word(Home::SEEING) as i32 || end > home.word(Home::SEEING + 4) as i32 {
+        flags |= SHARED;
     }
     let head = own.batch() * block.params.q_heads + own.q_head();
     let index = head * head_tiles::<T>(block.params) + tile;
-    store_shared_v4(step, [natural, tile, index, slope]);
+    store_shared_v4(step, [flags, tile, index, slope]);
 }
 
 /// As [`opaque`].
@@ -243,6 +261,18 @@ where
     #[inline(always)]
     pub(super) fn home(&self) -> Home {
         self.block.home::<T>(self.kv.slot)
+    }
+
+    /// The flags of the step whose Q tile is at `turn`.
+    #[inline(always)]
+    unsafe fn flags(&self, turn: Turn) -> u32 {
+        load_shared_u32(self.told_anew(turn))
+    }
+
+    /// Whether rows of the tile at `turn` are not the item's, or see no key.
+    #[inline(always)]
+    pub(super) unsafe fn is_shared(&self, turn: Turn) -> bool {
+        self.flags(turn) & SHARED != 0
     }
 
     /// The number of the query tile at `turn` among those of its head.

@@ -9,7 +9,7 @@ use ferroflash_core::fragment::Fragment;
 
 use super::super::Kernel;
 use super::super::consumer::{Consumer, Step};
-use super::Home;
+use super::{Home, NATURAL, PARTIAL};
 use crate::options::tanh;
 use crate::ptx::math::{exp2, fma, log2, max};
 use crate::ptx::matrix::MatrixElement;
@@ -27,14 +27,6 @@ where
     T::ValueGradient: Product<E>,
     T::QueryGradient: Product<E>,
 {
-    /// Whether some row of the step's tile does not see all keys of the block.
-    #[inline(always)]
-    unsafe fn is_partial(&self) -> bool {
-        let home = self.home();
-        let tile = self.told_tile(self.turn);
-        tile < home.word(Home::FULL) || tile >= home.word(Home::FULL + 4)
-    }
-
     /// First of the thread's keys, in the block.
     #[inline(always)]
     fn own_key(&self) -> u32 {
@@ -51,7 +43,7 @@ where
     /// Makes dS 0 where rows do not see their key.
     #[inline(always)]
     pub(in super::super) unsafe fn hide_gradients(&self, d_s: &mut T::Scores) {
-        if self.is_partial() {
+        if self.flags(self.turn) & PARTIAL != 0 {
             self.hide_outside(d_s, 0.0);
         }
     }
@@ -100,22 +92,28 @@ where
         (slope, (self.own_row() + shift - self.own_key() as i32) as f32)
     }
 
-    /// Pᵀ = exp(score − lse) of scores after softcap and ALiBi, in this order; 0 by selection of the
-    /// exponent where rows do not see their key.
+    /// Pᵀ = exp(score − lse) of scores after softcap and ALiBi, in this order; 0 by selection
+    /// where rows do not see their key.
     #[inline(always)]
     pub(in super::super) unsafe fn exponentials_with_options(&self, scores: &mut T::Scores) {
-        if load_shared_u32(self.told_anew(self.turn)) == 0 {
+        let flags = self.flags(self.turn);
+        if flags & NATURAL == 0 {
             self.exponents(scores);
         } else {
             self.natural_exponents(scores);
         }
-        if self.is_partial() {
+        // Whichever of the two leaves registers.
+        let hides_exponents = const { T::Scores::LEN <= 32 };
+        if hides_exponents && flags & PARTIAL != 0 {
             self.hide_outside(scores, f32::NEG_INFINITY);
         }
         let mut index = 0;
         while index < T::Scores::LEN {
             *scores.at_mut(index) = exp2(scores.at(index));
             index += 1;
+        }
+        if !hides_exponents && flags & PARTIAL != 0 {
+            self.hide_outside(scores, 0.0);
         }
     }
 
@@ -166,8 +164,8 @@ where
         }
     }
 
-    /// Takes the softcap's derivative 1 − tanh² into P if that `is_packed` already, else into dS: the
-    /// gradients of capped scores become those of products, but for the scale.
+    /// Takes the softcap's derivative 1 − tanh² into P if that `is_packed` already, else into dS:
+    /// the gradients of capped scores become those of products, but for the scale.
     #[inline(always)]
     pub(in super::super) unsafe fn differentiate_softcap(
         &self,
