@@ -102,19 +102,28 @@ where
         } else {
             self.natural_exponents(scores);
         }
-        // Whichever of the two leaves registers.
-        let hides_exponents = const { T::Scores::LEN <= 32 };
-        if hides_exponents && flags & PARTIAL != 0 {
-            self.hide_outside(scores, f32::NEG_INFINITY);
+        if flags & PARTIAL != 0 {
+            let hidden = if Self::RAISES_AT_ONCE { 0.0 } else { f32::NEG_INFINITY };
+            self.hide_outside(scores, hidden);
+        }
+        if Self::RAISES_AT_ONCE {
+            return;
         }
         let mut index = 0;
         while index < T::Scores::LEN {
             *scores.at_mut(index) = exp2(scores.at(index));
             index += 1;
         }
-        if !hides_exponents && flags & PARTIAL != 0 {
-            self.hide_outside(scores, 0.0);
-        }
+    }
+
+    /// Whether exponents become powers where they are computed, which is faster, or after the
+    /// hidden ones have become −∞, which takes fewer registers.
+    const RAISES_AT_ONCE: bool = T::Scores::LEN > 32;
+
+    /// The exponent, or its power.
+    #[inline(always)]
+    unsafe fn raised(exponent: f32) -> f32 {
+        if Self::RAISES_AT_ONCE { exp2(exponent) } else { exponent }
     }
 
     /// Exponents of two, of products and lse alone.
@@ -128,7 +137,7 @@ where
             let mut value = 0;
             while value < 4 {
                 let score = scores.at_mut(group * 4 + value);
-                *score = fma(*score, scale, -lse[value % 2]);
+                *score = Self::raised(fma(*score, scale, -lse[value % 2]));
                 value += 1;
             }
             group += 1;
@@ -157,7 +166,7 @@ where
                 let at = distance + distance_from_first(index);
                 let offset = fma(-slope, at.abs(), -lse[value % 2]);
                 let exponent = fma(scores.at(index), options.score_scale, offset);
-                *scores.at_mut(index) = exponent * core::f32::consts::LOG2_E;
+                *scores.at_mut(index) = Self::raised(exponent * core::f32::consts::LOG2_E);
                 value += 1;
             }
             group += 1;
