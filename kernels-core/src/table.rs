@@ -9,7 +9,7 @@
 mod rows;
 
 use crate::axes::{Direction, Dtype, Element, Family, MaskClass, MaskKind};
-use crate::backward::hopper::HopperBackwardPlan;
+use crate::backward::hopper::{HopperBackwardPlan, softcap_has_alibi};
 use crate::backward::portable::{PLACE_BYTES, PortableBackwardPlan};
 use crate::backward::schedule::BackwardSchedule;
 use crate::backward::scratch::{HopperCounters, QueryGradientOrder};
@@ -82,7 +82,12 @@ impl KernelSpec {
                 (T::SHAPE.warps * 32, PortableBackwardPlan::new(T::SHAPE, T::PIECES).bytes + place)
             }
             (Family::Hopper, Direction::Backward) => {
-                ((T::SHAPE.warps + WARPGROUP_WARPS) * 32, HopperBackwardPlan::new(T::SHAPE).bytes)
+                let plan = HopperBackwardPlan::new(T::SHAPE);
+                let bytes = match M::CLASS {
+                    MaskClass::Full | MaskClass::Causal => plan.bytes,
+                    MaskClass::Masked | MaskClass::General => plan.masked_bytes(),
+                };
+                ((T::SHAPE.warps + WARPGROUP_WARPS) * 32, bytes)
             }
         };
         Self {
@@ -103,6 +108,14 @@ impl KernelSpec {
     /// Whether it is of a class that has options: it then takes the parameters of such kernels.
     pub const fn has_options(&self) -> bool {
         matches!(self.mask, MaskClass::Masked | MaskClass::General)
+    }
+
+    /// Whether it takes a softcap and ALiBi in one call, if it takes either.
+    pub const fn softcap_has_alibi(&self) -> bool {
+        match (self.family, self.direction) {
+            (Family::Hopper, Direction::Backward) => softcap_has_alibi(&self.tile),
+            _ => true,
+        }
     }
 
     /// Channels of v and o that it can be given: a portable forward kernel of the widest output
@@ -208,7 +221,11 @@ impl KernelSpec {
                 let asks = (is_general && self.dtype.pieces() == 1) as u32;
                 PortableBackwardPlan::barriers(self.tile, self.dtype) + asks
             }
-            (Family::Hopper, Direction::Backward) => HopperBackwardPlan::barriers(self.tile),
+            // With options one more where K is cleared, and where Q and dO are, before the loop and
+            // in it.
+            (Family::Hopper, Direction::Backward) => {
+                HopperBackwardPlan::barriers(self.tile) + 5 * self.has_options() as u32
+            }
         }
     }
 

@@ -142,6 +142,12 @@ macro_rules! entry {
             $name(params: ferroflash_core::params::HopperForwardParams, maps) =
             forward::hopper::block::<tilings::$tiling, axes::$element, axes::$mask>);
     };
+    ($name:ident Hopper Backward $tiling:ident $element:ident Masked) => {
+        entry_point!("hopper_backward_options"
+            $name(params:
+                ferroflash_core::backward::params::options::HopperMaskedBackwardParams, maps) =
+            backward::hopper::masked_block::<tilings::$tiling, axes::$element>);
+    };
     ($name:ident Hopper Backward $tiling:ident $element:ident $mask:ident) => {
         entry_point!("hopper_backward"
             $name(params: ferroflash_core::backward::params::HopperBackwardParams, maps) =

@@ -192,11 +192,13 @@ impl<'a> Call<'a> {
         sizes: &ScratchSizes,
         scratch: BackwardScratch,
     ) -> Result<()> {
-        if !self.has_rows() && self.dbias.is_none() {
+        let records = self.record_params(main);
+        if !self.has_rows() && self.dbias.is_none() && records.address == 0 {
             return Ok(());
         }
         let size = self.dtype.bytes();
-        // Without rows a block still clears the bias' gradient, and must look at nothing else.
+        // Without rows a block still clears the bias' gradient and leaves records, and must look at
+        // nothing else.
         let (scratch, (q_len, batch_heads)) = match self.has_rows() {
             true => (scratch, self.query_rows()),
             false => (BackwardScratch { padded_rows: 0, ..scratch }, (0, 0)),
@@ -226,6 +228,7 @@ impl<'a> Call<'a> {
                 preprocess: params,
                 bias_gradient: score_tensor(self.dbias),
                 bias_dims: self.dbias.map_or([0; 4], dims),
+                records,
             };
             kernel.launch(device, stream, blocks.max(1), &params)
         }

@@ -4,8 +4,10 @@
 use std::sync::Arc;
 
 use cudarc::driver::{result, sys};
-use ferroflash_core::backward::params::PortableBackwardParams;
-use ferroflash_core::backward::params::options::PortableMaskedBackwardParams;
+use ferroflash_core::backward::params::options::{
+    HopperBackwardOptions, HopperMaskedBackwardParams, PortableMaskedBackwardParams,
+};
+use ferroflash_core::backward::params::{HopperBackwardParams, PortableBackwardParams};
 use ferroflash_core::dropout::DropoutMask;
 use ferroflash_core::items::Items;
 use ferroflash_core::params::options::{
@@ -135,6 +137,42 @@ impl DeviceOptions {
         }
     }
 
+    /// The parameters of a masked hopper backward kernel of tiles of `q_rows`, likewise; its
+    /// records lie at `records`.
+    pub(crate) fn hopper_backward_params(
+        &self,
+        attention: &Attention,
+        backward: HopperBackwardParams,
+        q_rows: u32,
+        records: u64,
+    ) -> HopperMaskedBackwardParams {
+        // As forward.
+        let cap = attention.softcap.map_or(0.0, |cap| cap.min(1e38));
+        let softcap_scale = match cap > 0.0 {
+            true => {
+                let scale = backward.scale / cap;
+                scale.abs().max(f32::MIN_POSITIVE).copysign(scale)
+            }
+            false => 0.0,
+        };
+        let items = self.items(attention);
+        let more_turns = match items.is_packed() {
+            true => items.slots(q_rows) as u32 - backward.scratch.padded_rows / q_rows,
+            false => 0,
+        };
+        HopperMaskedBackwardParams {
+            backward,
+            options: HopperBackwardOptions {
+                records,
+                more_turns,
+                softcap_scale,
+                score_scale: if cap > 0.0 { cap } else { backward.scale },
+                softcap_inverse: if cap > 0.0 { cap.recip() } else { 0.0 },
+                alibi: self.alibi,
+            },
+        }
+    }
+
     /// What happens to a product that is to be multiplied by `scale`.
     fn score_options(&self, attention: &Attention, scale: f32) -> ScoreOptions {
         let cap = attention.softcap.unwrap_or(0.0);
@@ -158,7 +196,7 @@ impl DeviceOptions {
         self.sink
     }
 
-    fn items(&self, attention: &Attention) -> Items {
+    pub(crate) fn items(&self, attention: &Attention) -> Items {
         let shape = &attention.shape;
         let (q_len, kv_len) = (shape.q_len as u32, shape.kv_len as u32);
         let (q_tokens, kv_tokens) = match attention.layout {

@@ -82,6 +82,12 @@ pub const fn defers(tile: &TileShape) -> bool {
     matches!(KeyShare::of(tile), KeyShare::Keys) && tile.q_rows > WARPGROUP_ROWS
 }
 
+/// Whether a kernel with options takes a softcap and ALiBi in one call. The softcap's derivative is
+/// taken from P, and asks for ALiBi's distances again: at d = 128 that is a register too many.
+pub const fn softcap_has_alibi(tile: &TileShape) -> bool {
+    tile.head_dim <= 64
+}
+
 /// What the hopper backward kernels need to know beyond the tile.
 pub trait HopperBackwardTiling: Tiling {
     /// A thread's share of a step's scores.
@@ -213,6 +219,12 @@ impl HopperBackwardPlan {
         }
     }
 
+    /// Bytes of a block with options: behind the plan it has a part of a
+    /// [`KeyRecord`](super::record::KeyRecord) for each work.
+    pub const fn masked_bytes(&self) -> u32 {
+        self.bytes + (self.kv_stages + 1) * HOME_BYTES
+    }
+
     const fn with(tile: TileShape, dq_staged: bool, kv_stages: u32) -> Self {
         let k = 0;
         let k_stage = aligned(tile.k_layout().bytes());
@@ -272,6 +284,9 @@ impl HopperBackwardPlan {
 
 /// Bytes of a work in shared memory.
 pub const WORK_BYTES: u32 = 32;
+
+/// Bytes of what a kernel with options knows of a work besides.
+pub const HOME_BYTES: u32 = 64;
 
 /// Bytes of what consumers are told of a Q tile.
 pub const STEP_BYTES: u32 = 16;

@@ -8,6 +8,7 @@
 //! | module | what it decides |
 //! | --- | --- |
 //! | [`params`] | the structures passed to the kernels by value |
+//! | [`record`] | which query tiles a block of an item's keys walks, and which need no mask |
 //! | [`schedule`] | block index ↔ the keys that block owns |
 //! | [`scratch`] | where the shared f32 memory lies, and in which order dQ's sums |
 //! | [`portable`], [`hopper`] | shared-memory plans and fragments of a family |
@@ -20,6 +21,7 @@ mod hopper_barriers;
 pub mod hopper_tilings;
 pub mod params;
 pub mod portable;
+pub mod record;
 pub mod schedule;
 pub mod scratch;
 pub mod tilings;

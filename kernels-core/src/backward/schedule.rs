@@ -86,22 +86,33 @@ impl BackwardSchedule {
         let (parts, section) = match spec.family {
             Family::Portable => (1, Self::section_for(batch_heads)),
             Family::Hopper => {
-                // Of a row: Q and dO in 16 bits, sums of dQ in 32.
-                let row_bytes = (6 * spec.tile.head_dim + 2 * spec.tile.value_dim) as u64;
-                let uneven = matches!(spec.mask, MaskClass::Causal);
                 let works = kv_blocks as u64 * batch_heads as u64;
                 let parts = Self::parts_for(works, shape.group() as u32);
                 let rows = (shape.q_len as u64).saturating_mul(shape.group() as u64);
-                let bytes = rows.saturating_mul(row_bytes) / parts as u64;
-                // Where warpgroups share 64 keys, twice as many works read each row. Measured on
-                // an H200, d = 256, full: 8 MB for 16 are 1 to 4 % faster at 1024 to 4096 rows.
-                let is_shared = spec.tile.kv_columns == WARPGROUP_ROWS && !uneven;
-                let bytes = if is_shared { bytes.saturating_mul(2) } else { bytes };
-                let heads = batch_heads * parts;
-                (parts, Self::shared_section_for(heads, kv_blocks, bytes, uneven))
+                let rows = rows / parts as u64;
+                (parts, Self::shared_section(batch_heads * parts, kv_blocks, rows, spec))
             }
         };
         Self { kv_blocks, batch_heads, parts, section }
+    }
+
+    /// Heads, or parts of a group, walked together by a hopper kernel's blocks, of `rows` query
+    /// rows each.
+    pub const fn shared_section(
+        batch_heads: u32,
+        kv_blocks: u32,
+        rows: u64,
+        spec: &KernelSpec,
+    ) -> u32 {
+        // Of a row: Q and dO in 16 bits, sums of dQ in 32.
+        let row_bytes = (6 * spec.tile.head_dim + 2 * spec.tile.value_dim) as u64;
+        let uneven = matches!(spec.mask, MaskClass::Causal);
+        let bytes = rows.saturating_mul(row_bytes);
+        // Where warpgroups share 64 keys, twice as many works read each row. Measured on an H200,
+        // d = 256, full: 8 MB for 16 are 1 to 4 % faster at 1024 to 4096 rows.
+        let is_shared = spec.tile.kv_columns == WARPGROUP_ROWS && !uneven;
+        let bytes = if is_shared { bytes.saturating_mul(2) } else { bytes };
+        Self::shared_section_for(batch_heads, kv_blocks, bytes, uneven)
     }
 
     /// Parts that a `group` of query heads is dealt out in, equal ones, where there are so many

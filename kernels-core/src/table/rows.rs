@@ -259,6 +259,10 @@ macro_rules! kernel_table {
             hopper_forward_d64_f16_masked = Hopper Forward<HopperMasked64, F16, Masked>;
             hopper_forward_d128_bf16_masked = Hopper Forward<Hopper128Causal, Bf16, Masked>;
             hopper_forward_d128_f16_masked = Hopper Forward<Hopper128Causal, F16, Masked>;
+            hopper_backward_d64_bf16_masked = Hopper Backward<HopperBackward64, Bf16, Masked>;
+            hopper_backward_d64_f16_masked = Hopper Backward<HopperBackward64, F16, Masked>;
+            hopper_backward_d128_bf16_masked = Hopper Backward<HopperBackward128, Bf16, Masked>;
+            hopper_backward_d128_f16_masked = Hopper Backward<HopperBackward128, F16, Masked>;
         }
     };
 }

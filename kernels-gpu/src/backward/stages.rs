@@ -1,23 +1,29 @@
-//! The stages around the main kernel for calls with options: they clear a bias' gradient, and form
-//! the sinks', besides what they do for every call.
+//! The stages around the main kernel for calls with options: they clear a bias' gradient, leave the
+//! records of a hopper main kernel's key blocks, and form the sinks' gradient, besides what they do
+//! for every call.
 
-use ferroflash_core::backward::params::options::{ConvertMaskedParams, PreprocessMaskedParams};
+use ferroflash_core::backward::params::options::{
+    ConvertMaskedParams, PreprocessMaskedParams, RecordParams,
+};
+use ferroflash_core::backward::record::KeyRecord;
 use ferroflash_core::backward::tilings::BackwardRows;
 use ferroflash_core::schedule::divide;
 use ferroflash_core::tile::Tiling;
 
 use super::{convert, preprocess};
+use crate::options::{find_item, read_length};
 use crate::ptx::math::exp2;
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::{
-    dynamic_shared, load_global_f32, load_shared_v4, store_global_f32, store_shared_u32,
+    dynamic_shared, load_global_f32, load_shared_v4, store_global_f32, store_global_v4,
+    store_shared_u32,
 };
 use crate::ptx::thread::{block_idx_x, grid_dim_x, sync_threads, thread_idx_x};
 use crate::ptx::warp::shuffle_xor;
 
 const THREADS: u32 = BackwardRows::SHAPE.warps * 32;
 
-/// The work of one preprocess block: its part of the bias' gradient, then what
+/// The work of one preprocess block: its part of the bias' gradient and of the records, then what
 /// [`preprocess::block`] does.
 ///
 /// # Safety
@@ -42,7 +48,58 @@ pub unsafe fn preprocess<E: MatrixElement>(params: &PreprocessMaskedParams) {
             row += grid_dim_x() as u64;
         }
     }
+    let records = &params.records;
+    if records.address != 0 {
+        let warps = THREADS / 32;
+        let mut number = block_idx_x() * warps + thread_idx_x() / 32;
+        while number < records.count {
+            leave_record(records, number);
+            number += grid_dim_x() * warps;
+        }
+    }
     preprocess::block::<E>(&params.preprocess);
+}
+
+/// Leaves record `number`; the lanes of a warp look for its item together.
+#[inline(always)]
+unsafe fn leave_record(params: &RecordParams, number: u32) {
+    let (items, lane) = (&params.items, thread_idx_x() % 32);
+    let (q_rows, columns) = (params.q_rows, params.kv_columns);
+    // A kernel has nowhere to panic to.
+    if q_rows == 0 || columns == 0 {
+        return;
+    }
+    let find = |slot| {
+        let first_slot = |index| items.first_kv_slot(index, columns, read_length);
+        let index = find_item(items, slot, lane, first_slot);
+        (index, slot.wrapping_sub(first_slot(index)))
+    };
+    let (index, block) = if items.is_packed() {
+        find(number)
+    } else {
+        let index = divide(number, params.kv_blocks);
+        (index, number - index * params.kv_blocks)
+    };
+    let item = items.item(index, read_length);
+    let mut record = KeyRecord::of(&item, index, block, (q_rows, columns), params.ordered == 0);
+    // In order a block waits for all later ones of its item. Malformed offsets may leave some of
+    // them out: not if the search for the last one, which goes the same way, ends here as well.
+    if items.is_packed() && params.ordered != 0 && record.key_rows > 0 {
+        let blocks = item.kv_rows.div_ceil(columns);
+        let last = number - block + blocks - 1;
+        if last >= params.count || find(last).0 != index {
+            record = KeyRecord::NONE;
+        }
+    }
+    let words = record.words();
+    let mut part = 0;
+    while part < words.len() {
+        if lane == part as u32 {
+            let to = number as u64 * (KeyRecord::WORDS * 4) as u64 + (part * 16) as u64;
+            store_global_v4(params.address + to, words[part]);
+        }
+        part += 1;
+    }
 }
 
 /// `a / b`, or 0 for `b = 0`: a kernel has nowhere to panic to.

@@ -358,7 +358,8 @@ fn everything(spec: &KernelSpec) -> Workload {
     let (dims, (rows, keys)) = tile(spec);
     let items = [(rows + 9, 2 * keys + 11), (0, 4), (9, 70), (33, 0), (70, keys + 1)];
     let masked = Options {
-        softcap: Some(5.0),
+        // With ALiBi, where the kernel takes both.
+        softcap: spec.softcap_has_alibi().then_some(5.0),
         alibi: Some(true),
         sink: true,
         packed: Some(packed(&items)),

@@ -1,6 +1,7 @@
 //! How many blocks a backward call takes and how much memory, by its sizes alone.
 
-use ferroflash_core::axes::Family;
+use ferroflash_core::axes::{Family, MaskClass};
+use ferroflash_core::backward::record::KeyRecord;
 use ferroflash_core::backward::schedule::BackwardSchedule;
 use ferroflash_core::backward::scratch::ScratchSizes;
 use ferroflash_core::table::KernelSpec;
@@ -58,7 +59,22 @@ pub(super) fn scratch_sizes(attention: &Attention, spec: &KernelSpec) -> Scratch
 
 /// Bytes of workspace that a backward call through `spec` needs.
 pub(crate) fn workspace_bytes(attention: &Attention, spec: &KernelSpec) -> usize {
-    usize::try_from(scratch_sizes(attention, spec).bytes()).unwrap_or(usize::MAX)
+    let records = records(attention, spec).saturating_mul(KeyRecord::WORDS as usize * 4);
+    let bytes = usize::try_from(scratch_sizes(attention, spec).bytes()).unwrap_or(usize::MAX);
+    bytes.saturating_add(records)
+}
+
+/// Records of key blocks that a hopper kernel with options wants: of every item, or of the slots of
+/// packed ones.
+pub(super) fn records(attention: &Attention, spec: &KernelSpec) -> usize {
+    if spec.family == Family::Portable || !spec.has_options() {
+        return 0;
+    }
+    let (blocks, _) = key_blocks(attention, spec);
+    match attention.layout {
+        Layout::Packed { .. } => blocks,
+        Layout::Dense | Layout::KeyLengths => blocks.saturating_mul(attention.shape.batch),
+    }
 }
 
 /// Key blocks of a head, and heads: of every item, or of all packed items together (see
@@ -91,14 +107,33 @@ pub(crate) fn most_blocks(attention: &Attention, spec: &KernelSpec) -> Option<us
 
 /// The order in which blocks of `spec` take a call's key blocks.
 pub(crate) fn schedule(attention: &Attention, spec: &KernelSpec) -> BackwardSchedule {
+    // Works are as uneven as the right side makes them.
+    let mask = if is_causal(attention, spec) { MaskClass::Causal } else { MaskClass::Full };
+    let plain = KernelSpec { mask, ..*spec };
     match attention.layout {
         Layout::Packed { .. } => {
             let (kv_blocks, heads) = key_blocks(attention, spec);
             let (kv_blocks, batch_heads) = (kv_blocks as u32, heads as u32);
-            let section = BackwardSchedule::section_for(batch_heads);
+            let section = match spec.family {
+                Family::Portable => BackwardSchedule::section_for(batch_heads),
+                // As one long item.
+                Family::Hopper => {
+                    let rows = query_rows(attention).0 * attention.shape.group();
+                    BackwardSchedule::shared_section(batch_heads, kv_blocks, rows as u64, &plain)
+                }
+            };
             BackwardSchedule { kv_blocks, batch_heads, parts: 1, section }
         }
-        Layout::Dense | Layout::KeyLengths => BackwardSchedule::of(&attention.shape, spec),
+        Layout::Dense | Layout::KeyLengths => BackwardSchedule::of(&attention.shape, &plain),
+    }
+}
+
+/// Whether a call through `spec` has rows that see fewer keys than the last one.
+pub(super) fn is_causal(attention: &Attention, spec: &KernelSpec) -> bool {
+    match spec.mask {
+        MaskClass::Full => false,
+        MaskClass::Causal => true,
+        MaskClass::Masked | MaskClass::General => attention.mask.right.is_some(),
     }
 }
 

@@ -181,10 +181,18 @@ pub(super) unsafe fn keep_order<T: HopperBackwardTiling, M: MaskKind>(
                 QueryShare::Steps => steps % 2 != index,
             };
             if !skips {
-                let tile = place.index() as u64;
-                let turn = block.counter(block.params.counters.turns as u64 + tile);
+                let counter = match M::CLASS {
+                    MaskClass::Masked => block.home::<T>(kv.slot).turn::<T>(block, place),
+                    _ => place.index() as u64,
+                };
+                let turn = block.counter(block.params.counters.turns as u64 + counter);
                 if leads {
-                    let earlier = earlier_additions::<T, M>(block, work, place.tile);
+                    let earlier = match M::CLASS {
+                        MaskClass::Masked => {
+                            block.home::<T>(kv.slot).earlier_additions::<T>(place.tile)
+                        }
+                        _ => earlier_additions::<T, M>(block, work, place.tile),
+                    };
                     while load_acquire_global_u32(turn) < earlier {}
                 }
                 sync_warp();

@@ -2,8 +2,8 @@
 
 use core::marker::PhantomData;
 
-use ferroflash_core::axes::MaskKind;
-use ferroflash_core::backward::hopper::{HopperBackwardTiling, KeyShare, STEP_BYTES};
+use ferroflash_core::axes::{MaskClass, MaskKind};
+use ferroflash_core::backward::hopper::{HopperBackwardTiling, KeyShare};
 use ferroflash_core::fragment::Fragment;
 
 use super::weights::{hold, pack};
@@ -83,6 +83,9 @@ pub(super) unsafe fn consume<T: HopperBackwardTiling, E: MatrixElement, M: MaskK
         if !consumer.work().exists() {
             break;
         }
+        if let MaskClass::Masked = M::CLASS {
+            consumer.clear_hidden_keys();
+        }
         let mut sums = Sums { keys: T::KeyGradient::ZERO, values: T::ValueGradient::ZERO };
         if consumer.work().steps() > 0 {
             consumer.attend(&mut sums);
@@ -99,12 +102,6 @@ pub(super) unsafe fn consume<T: HopperBackwardTiling, E: MatrixElement, M: MaskK
     }
     // Shared memory must outlive the copies out of it.
     wait_stores_read();
-}
-
-/// Which of the places for what the producer tells is that of `turn`.
-#[inline(always)]
-pub(super) fn told_place<T: HopperBackwardTiling>(turn: Turn) -> u32 {
-    turn.slot + if Kernel::<T>::DEFERS { turn.parity * T::SHAPE.stages } else { 0 }
 }
 
 impl<T: HopperBackwardTiling, E: MatrixElement, M: MaskKind> Consumer<'_, T, E, M>
@@ -130,7 +127,7 @@ where
     /// Address of barrier `number`; computed again each time where registers are shortest.
     #[inline(always)]
     pub(super) fn barrier(&self, number: u32) -> u32 {
-        if !Kernel::<T>::DEFERS {
+        if !Self::IS_TOLD {
             return self.block.barrier(number);
         }
         opaque(self.block.shared) + Kernel::<T>::PLAN.barriers + number * 8
@@ -150,38 +147,6 @@ where
     #[inline(always)]
     pub(super) fn work(&self) -> Work {
         self.block.work::<T>(self.kv.slot)
-    }
-
-    /// Where the producer has left what it tells of the Q tile at `turn`. Where dQ is deferred it
-    /// stays for as many steps more as there are Q tiles.
-    #[inline(always)]
-    pub(super) fn told(&self, turn: Turn) -> u32 {
-        opaque(self.block.shared) + Kernel::<T>::PLAN.steps + told_place::<T>(turn) * STEP_BYTES
-    }
-
-    /// The number of the step's query tile, at `place`, among those of its head.
-    #[inline(always)]
-    pub(super) unsafe fn tile(&self, place: Place) -> u32 {
-        if Kernel::<T>::DEFERS { load_shared_u32(self.told(self.turn) + 4) } else { place.tile }
-    }
-
-    /// The place of the first step; where dQ is deferred, what the producer tells is looked up
-    /// instead, since registers are short.
-    #[inline(always)]
-    unsafe fn first_place(&self) -> Place {
-        if Kernel::<T>::DEFERS {
-            return Place { tile: 0, head: 0 };
-        }
-        self.work().first_place::<T>(self.block.params)
-    }
-
-    /// The place of the step after the one at `place`, alike.
-    #[inline(always)]
-    unsafe fn next_place(&self, place: Place) -> Place {
-        if Kernel::<T>::DEFERS {
-            return place;
-        }
-        self.work().next_place::<T>(self.block.params, place)
     }
 
     /// All query tiles of a work, head after head.
@@ -225,13 +190,18 @@ where
             self.meet(weights);
         }
         self.start_queries(&mut queries, weights, is_due);
+        // Asked before the product is waited for.
+        let is_shared = match M::CLASS {
+            MaskClass::Masked => self.is_shared(self.turn_of_queries()),
+            _ => false,
+        };
         match Self::ORDER {
             StepOrder::KeysLast => {
                 self.leave(Kernel::<T>::BARRIERS.d_o_empty, turn);
                 self.start_scores(&mut step, next_turn);
                 wgmma_wait::<1>();
                 if self.is_due(left) {
-                    self.pass_on(&mut queries, weights, here);
+                    self.pass_on(&mut queries, weights, here, is_shared);
                 }
                 self.start_keys(sums, d_s);
             }
@@ -241,7 +211,7 @@ where
                 self.start_scores(&mut step, next_turn);
                 wgmma_wait::<2>();
                 if self.is_due(left) {
-                    self.pass_on(&mut queries, weights, here);
+                    self.pass_on(&mut queries, weights, here, is_shared);
                 }
                 wgmma_wait::<1>();
                 self.leave(Kernel::<T>::BARRIERS.q_empty, turn);
@@ -250,7 +220,7 @@ where
                 self.start_shared_values(sums);
                 self.start_scores(&mut step, next_turn);
                 wgmma_wait::<2>();
-                self.pass_on(&mut queries, weights, here);
+                self.pass_on(&mut queries, weights, here, is_shared);
                 self.start_shared_keys(sums);
             }
         }
@@ -260,22 +230,27 @@ where
         self.weigh::<false>(sums, &mut step, next, turn)
     }
 
-    /// Whether there is a dQ to pass on, when `left` steps are left.
-    #[inline(always)]
-    unsafe fn is_due(&self, left: u32) -> bool {
-        !Kernel::<T>::DEFERS || opaque(self.work().steps()) != left
-    }
-
     /// Passes on the step's dQ or, where it is deferred, that of the one before, whose product has
     /// been waited for: `weights` is its tile of dS.
     #[inline(always)]
-    unsafe fn pass_on(&self, queries: &mut T::QueryGradient, weights: u32, here: Place) {
+    unsafe fn pass_on(
+        &self,
+        queries: &mut T::QueryGradient,
+        weights: u32,
+        here: Place,
+        is_shared: bool,
+    ) {
+        if let MaskClass::Masked = M::CLASS
+            && is_shared
+        {
+            self.keep_own_rows(queries, self.turn_of_queries());
+        }
         if Kernel::<T>::DEFERS {
             self.tell_read(weights);
             let before = self.told(self.turn.previous(T::SHAPE.stages));
             self.add_queries(queries, weights, load_shared_u32(before + 8));
         } else {
-            self.add_queries(queries, weights, here.index());
+            self.add_queries(queries, weights, self.tile_of_all(here));
         }
     }
 
@@ -288,8 +263,12 @@ where
             let mut queries = T::QueryGradient::ZERO;
             self.meet(weights ^ 1);
             self.start_queries(&mut queries, weights ^ 1, true);
+            let is_shared = match M::CLASS {
+                MaskClass::Masked => self.is_shared(self.turn_of_queries()),
+                _ => false,
+            };
             wgmma_wait::<0>();
-            self.pass_on(&mut queries, weights ^ 1, place);
+            self.pass_on(&mut queries, weights ^ 1, place, is_shared);
         }
         let mut queries = T::QueryGradient::ZERO;
         self.meet(weights);
@@ -302,14 +281,15 @@ where
             self.start_keys(sums, d_s);
             wgmma_wait::<1>();
         }
+        if let MaskClass::Masked = M::CLASS
+            && self.is_shared(self.turn)
+        {
+            self.keep_own_rows(&mut queries, self.turn);
+        }
         if Kernel::<T>::DEFERS {
             self.tell_read(weights);
         }
-        let own = match Kernel::<T>::DEFERS {
-            true => load_shared_u32(self.told(self.turn) + 8),
-            false => place.index(),
-        };
-        self.add_queries(&mut queries, weights, own);
+        self.add_queries(&mut queries, weights, self.tile_of_all(place));
         wgmma_wait::<0>();
         self.leave(Kernel::<T>::BARRIERS.d_o_empty, self.turn);
         self.leave(Kernel::<T>::BARRIERS.q_empty, self.turn);
@@ -355,6 +335,9 @@ where
             StepOrder::KeysLast => {
                 let p = pack::<T, E>(&step.scores);
                 self.start_values(sums, &p);
+                if let MaskClass::Masked = M::CLASS {
+                    self.differentiate_softcap(step, true);
+                }
                 wgmma_wait::<1>();
             }
             StepOrder::KeysFirst => wgmma_wait::<0>(),
@@ -366,8 +349,14 @@ where
         }
         step.d_p.settle();
         self.differentiate(step);
+        if let (StepOrder::KeysFirst, MaskClass::Masked) = (Self::ORDER, M::CLASS) {
+            self.differentiate_softcap(step, false);
+        }
         if opaque(masked as u32) != 0 {
             self.hide(&mut step.d_p, place);
+        }
+        if let MaskClass::Masked = M::CLASS {
+            self.hide_gradients(&mut step.d_p);
         }
         if matches!(Self::ORDER, StepOrder::KeysFirst) {
             let p = pack::<T, E>(&step.scores);

@@ -1,6 +1,6 @@
 //! The end of a work: dK and dV, rounded once, by way of the places of K and V.
 
-use ferroflash_core::axes::MaskKind;
+use ferroflash_core::axes::{MaskClass, MaskKind};
 use ferroflash_core::backward::hopper::{HopperBackwardTiling, KeyShare};
 use ferroflash_core::fragment::Fragment;
 use ferroflash_core::params::DeviceTensor;
@@ -105,7 +105,10 @@ where
             return;
         }
         let thread = opaque(thread_idx_x()) - WARPGROUP_THREADS;
-        let kv_rows = self.block.params.kv_rows;
+        let kv_rows = match M::CLASS {
+            MaskClass::Masked => work.first_key() + self.home().key_rows(),
+            _ => self.block.params.kv_rows,
+        };
         let kv_head = work.kv_head(self.block.params);
         let rows = Rows::of(gradient, work.batch(), kv_head, work.first_key(), kv_rows);
         let mut part = 0;

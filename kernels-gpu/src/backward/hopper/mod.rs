@@ -55,8 +55,10 @@ mod clear;
 mod consumer;
 mod convert;
 mod epilogue;
+mod masked;
 mod meetings;
 mod parts;
+mod places;
 mod producer;
 mod products;
 mod weights;
@@ -70,6 +72,7 @@ use ferroflash_core::backward::hopper::{
     defers, part_layout,
 };
 use ferroflash_core::backward::params::HopperBackwardParams;
+use ferroflash_core::backward::params::options::HopperBackwardOptions;
 #[cfg(doc)]
 use ferroflash_core::backward::scratch::HopperCounters;
 use ferroflash_core::swizzle::PanelLayout;
@@ -83,6 +86,7 @@ use crate::ptx::thread::{opaque, sync_threads, thread_idx_x};
 use crate::ptx::warp::uniform;
 use crate::ptx::wgmma::Product;
 use crate::ring::WARPGROUP_THREADS;
+pub use masked::block as masked_block;
 use work::{Place, Work};
 
 /// Named barrier of all consumers.
@@ -124,6 +128,8 @@ impl<T: HopperBackwardTiling> Kernel<T> {
 #[derive(Clone, Copy)]
 struct Block<'a> {
     params: &'a HopperBackwardParams,
+    /// What the options of a kernel that has any add.
+    options: Option<&'a HopperBackwardOptions>,
     /// Address of the parameters, whose first members are the tensor maps.
     maps: u64,
     /// The block's shared memory.
@@ -180,9 +186,24 @@ pub unsafe fn block<T: HopperBackwardTiling, E: MatrixElement, M: MaskKind>(
     T::ValueGradient: Product<E>,
     T::QueryGradient: Product<E>,
 {
+    run::<T, E, M>(params, None, maps);
+}
+
+/// As [`block`], whatever the class.
+#[inline(always)]
+unsafe fn run<T: HopperBackwardTiling, E: MatrixElement, M: MaskKind>(
+    params: &HopperBackwardParams,
+    options: Option<&HopperBackwardOptions>,
+    maps: u64,
+) where
+    T::Scores: Product<E>,
+    T::KeyGradient: Product<E>,
+    T::ValueGradient: Product<E>,
+    T::QueryGradient: Product<E>,
+{
     let shared = dynamic_shared();
     let barriers = shared + Kernel::<T>::PLAN.barriers;
-    let block = Block { params, maps, shared, barriers };
+    let block = Block { params, options, maps, shared, barriers };
     let thread = thread_idx_x();
     if thread == 0 {
         initialise_barriers::<T>(&block);

@@ -1,13 +1,13 @@
 //! The producing thread: it keeps the rings full.
 
-use ferroflash_core::axes::MaskKind;
+use ferroflash_core::axes::{MaskClass, MaskKind};
 use ferroflash_core::backward::hopper::{HopperBackwardTiling, KeyShare, STEP_BYTES};
 use ferroflash_core::backward::scratch::LSE_ROWS;
 use ferroflash_core::swizzle::PanelLayout;
 
-use super::consumer::told_place;
+use super::places::told_place;
 use super::work::head_tiles;
-use super::{Block, Kernel, NO_SECTION, Work, clear};
+use super::{Block, Kernel, NO_SECTION, Work, clear, masked};
 use crate::ptx::mbarrier::{mbarrier_arrive, mbarrier_arrive_expect, mbarrier_wait};
 use crate::ptx::memory::{
     fetch_add_global_u32, load_global_u32, load_shared_u32, release_add_global_u32,
@@ -41,14 +41,20 @@ pub(super) unsafe fn produce<T: HopperBackwardTiling, M: MaskKind>(block: &Block
     // Work is drawn by every block from the first on: one that waits for another's part of dQ
     // waits for a block that runs.
     while own().leave::<T, M>(block, fetch_add_global_u32(block.params.scratch.counters, 1)) {
+        if let MaskClass::Masked = M::CLASS
+            && block.home::<T>(Kernel::<T>::PLAN.kv_stages).is_empty()
+        {
+            masked::pass_over(block, own());
+            continue;
+        }
         clear::await_section::<T>(block, own().section());
-        copy_keys_and_values::<T>(block, next_slot::<T>(block), own());
+        copy_keys_and_values::<T, M>(block, next_slot::<T>(block), own());
         let mut left = own().steps();
         own().set_q_head(own().head_part() * block.params.work_heads);
         let mut tile = own().start_tile();
         while left > 0 {
             let steps = counted(block, Kernel::<T>::PLAN.step_count);
-            copy_queries::<T>(block, Turn::after(steps, T::SHAPE.stages), own(), tile);
+            copy_queries::<T, M>(block, Turn::after(steps, T::SHAPE.stages), own(), tile);
             // Opaque here as well: what they share would be kept.
             let (steps, tile_again) = (opaque(steps), opaque(tile));
             copy_d_o::<T>(block, Turn::after(steps, T::SHAPE.stages), own(), tile_again);
@@ -62,6 +68,11 @@ pub(super) unsafe fn produce<T: HopperBackwardTiling, M: MaskKind>(block: &Block
             }
             // Opaque, so that the loop stays one.
             left = opaque(left - 1);
+        }
+        if let MaskClass::Masked = M::CLASS
+            && own().steps() == 0
+        {
+            tell_done::<T>(block);
         }
     }
     let barriers = Kernel::<T>::BARRIERS;
@@ -89,7 +100,11 @@ unsafe fn counted(block: &Block<'_>, place: u32) -> u32 {
 
 /// The keys and values of a work, and the work itself.
 #[inline(always)]
-unsafe fn copy_keys_and_values<T: HopperBackwardTiling>(block: &Block<'_>, kv: Turn, own: Work) {
+unsafe fn copy_keys_and_values<T: HopperBackwardTiling, M: MaskKind>(
+    block: &Block<'_>,
+    kv: Turn,
+    own: Work,
+) {
     let (plan, barriers) = (Kernel::<T>::PLAN, Kernel::<T>::BARRIERS);
     let params = block.params;
     // Opaque, or the barriers' addresses would be kept.
@@ -99,6 +114,9 @@ unsafe fn copy_keys_and_values<T: HopperBackwardTiling>(block: &Block<'_>, kv: T
     // Of the work that was there, with which everyone has done.
     store_shared_u32(opaque(block.shared) + plan.done, work.section());
     own.copy(work);
+    if let MaskClass::Masked = M::CLASS {
+        block.home::<T>(plan.kv_stages).copy(block.home::<T>(kv.slot));
+    }
     let kv_head = own.kv_head(params);
     let axes = params.axes[1];
     let place = [own.first_key(), kv_head & axes.head, own.batch() & axes.batch];
@@ -125,7 +143,7 @@ unsafe fn tell_done<T: HopperBackwardTiling>(block: &Block<'_>) {
 
 /// One tile of Q, with its rows of lse.
 #[inline(always)]
-unsafe fn copy_queries<T: HopperBackwardTiling>(
+unsafe fn copy_queries<T: HopperBackwardTiling, M: MaskKind>(
     block: &Block<'_>,
     turn: Turn,
     own: Work,
@@ -136,8 +154,10 @@ unsafe fn copy_queries<T: HopperBackwardTiling>(
     let full = block.barrier(barriers.q_full + turn.slot);
     let natural = is_natural::<T>(block, own, row);
     mbarrier_wait(block.barrier(barriers.q_empty + turn.slot), turn.parity ^ 1);
-    let step = opaque(block.shared) + plan.steps + told_place::<T>(turn) * STEP_BYTES;
-    if Kernel::<T>::DEFERS {
+    let step = opaque(block.shared) + plan.steps + told_place::<T, M>(turn) * STEP_BYTES;
+    if let MaskClass::Masked = M::CLASS {
+        masked::tell_step::<T>(block, own, step, natural, tile);
+    } else if Kernel::<T>::DEFERS {
         let head = own.batch() * block.params.q_heads + own.q_head();
         let index = head * head_tiles::<T>(block.params) + tile;
         store_shared_v4(step, [natural, tile, index, 0]);

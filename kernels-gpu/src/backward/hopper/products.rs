@@ -1,6 +1,6 @@
 //! The five products of a step, as a warpgroup starts them.
 
-use ferroflash_core::axes::MaskKind;
+use ferroflash_core::axes::{MaskClass, MaskKind};
 use ferroflash_core::backward::hopper::{HopperBackwardTiling, QueryShare, panels};
 use ferroflash_core::fragment::Fragment;
 use ferroflash_core::swizzle::PanelLayout;
@@ -32,6 +32,9 @@ where
         let q = shared + plan.q + turn.slot * plan.q_stage + own_rows;
         let (k, q) = (Operand::new(&k_layout, k), Operand::new(&q_layout, q));
         mbarrier_wait(self.barrier(Kernel::<T>::BARRIERS.q_full + turn.slot), turn.parity);
+        if let MaskClass::Masked = M::CLASS {
+            self.clear_other_rows(&q_layout, plan.q + turn.slot * plan.q_stage, turn);
+        }
         wgmma_fence();
         let mut channels = 0;
         while channels < T::SHAPE.head_dim / 16 {
@@ -59,6 +62,9 @@ where
         let d_o = shared + plan.d_o + turn.slot * plan.d_o_stage + own_rows;
         let (v, d_o) = (Operand::new(&v_layout, v), Operand::new(&d_o_layout, d_o));
         mbarrier_wait(self.barrier(Kernel::<T>::BARRIERS.d_o_full + turn.slot), turn.parity);
+        if let MaskClass::Masked = M::CLASS {
+            self.clear_other_rows(&d_o_layout, plan.d_o + turn.slot * plan.d_o_stage, turn);
+        }
         wgmma_fence();
         let mut channels = 0;
         while channels < T::SHAPE.value_dim / 16 {

@@ -25,6 +25,10 @@ where
     /// Pᵀ = exp(scale·Sᵀ − lse): lse is of a row, a column here.
     #[inline(always)]
     pub(super) unsafe fn exponentials(&self, scores: &mut T::Scores) {
+        if let MaskClass::Masked = M::CLASS {
+            self.exponentials_with_options(scores);
+            return;
+        }
         if load_shared_u32(self.told(self.turn)) == 0 {
             self.powers::<false>(scores);
         } else {
@@ -76,9 +80,13 @@ where
         }
     }
 
-    /// Whether some row of the tile sees fewer keys than the block has.
+    /// Whether some row of the tile sees fewer keys than the block has. With options that is asked
+    /// where it is needed.
     #[inline(always)]
     pub(super) unsafe fn needs_mask(&self, place: Place) -> bool {
+        if let MaskClass::Masked = M::CLASS {
+            return false;
+        }
         let visible = &self.block.params.visibility;
         let keys_end = match M::CLASS {
             MaskClass::Full => visible.kv_len,
@@ -90,6 +98,9 @@ where
     /// Makes zero what belongs to rows that do not see their key.
     #[inline(always)]
     pub(super) unsafe fn hide(&self, values: &mut T::Scores, place: Place) {
+        if let MaskClass::Masked = M::CLASS {
+            return;
+        }
         let visible = &self.block.params.visibility;
         let own_row = self.tile(place) * T::SHAPE.q_rows + self.first_own_row() + lane_id() % 4 * 2;
         let own = self.first_own_key() + self.thread() / 32 * 16 + lane_id() / 4;

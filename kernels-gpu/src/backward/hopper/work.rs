@@ -51,6 +51,15 @@ impl Work {
         let batch = divide(work.batch_head, kv_heads);
         let head_part = (work.batch_head - batch * kv_heads) * schedule.parts + work.part;
         let ordered = opaque(params.ordered) != 0;
+        if let MaskClass::Masked = M::CLASS {
+            let kv_block = match ordered {
+                true => schedule.kv_blocks - 1 - work.kv_block,
+                false => work.kv_block,
+            };
+            let record = batch * schedule.kv_blocks + kv_block;
+            self.leave_record::<T>(block, [batch, head_part, record, section]);
+            return true;
+        }
         let kv_block = match M::CLASS {
             MaskClass::Causal if ordered => schedule.kv_blocks - 1 - work.kv_block,
             _ => work.kv_block,

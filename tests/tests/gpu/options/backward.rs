@@ -24,7 +24,20 @@ pub(crate) fn backward_workloads(spec: &KernelSpec) -> Vec<Workload> {
         known.find(|workload| workload.name == name).expect("a workload above")
     };
     let mut all = vec![with("everything_with_d_lse", &all_options, |b| b.with_d_lse = true)];
-    for name in ["window_5_3", "window_more_keys", "packed_window", "packed_ones", "sink_alone"] {
+    let mut capped = named("everything_but_alibi", &all_options);
+    (capped.options.alibi, capped.options.softcap) = (None, Some(5.0));
+    all.push(with("everything_but_alibi_ordered", &capped, |b| b.deterministic = true));
+    all.push(capped);
+    for name in [
+        "window_5_3",
+        "window_more_keys",
+        "packed_window",
+        "packed_causal",
+        "packed_used",
+        "packed_ones",
+        "key_lengths_window",
+        "sink_alone",
+    ] {
         let ordered = format!("{name}_ordered");
         all.push(with(&ordered, &find(name), |b| b.deterministic = true));
     }
