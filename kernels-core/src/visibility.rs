@@ -130,6 +130,25 @@ impl Visibility {
         ordered(start, end)
     }
 
+    /// The rows that see every one of `keys`; empty if none, or if a key is past the last.
+    #[inline(always)]
+    pub const fn rows_of_all(&self, keys: &Range<u32>) -> Range<u32> {
+        if keys.start >= keys.end || keys.end > self.kv_len {
+            return 0..0;
+        }
+        let start = if self.right == UNBOUNDED {
+            0
+        } else {
+            clamp(keys.end as i32 - 1 - self.offset, -self.right, 0, self.q_len)
+        };
+        let end = if self.left == UNBOUNDED {
+            self.q_len
+        } else {
+            clamp(keys.start as i32 - self.offset, self.left, 1, self.q_len)
+        };
+        ordered(start, end)
+    }
+
     /// The class of the tile `rows × keys`, both clipped to the item. Rows and keys past the
     /// item's end make a tile partial, never full, so that tails are masked.
     pub const fn class(&self, rows: &Range<u32>, keys: &Range<u32>) -> TileClass {
@@ -238,6 +257,11 @@ mod tests {
             for row in 0..v.q_len {
                 let reads = keys.clone().any(|key| by_definition(&v, row, key));
                 prop_assert!(!reads || readers.contains(&row));
+            }
+            let readers_of_all = v.rows_of_all(&keys);
+            for row in 0..v.q_len {
+                let reads_all = keys.clone().all(|key| by_definition(&v, row, key));
+                prop_assert_eq!(reads_all, readers_of_all.contains(&row));
             }
         }
 
