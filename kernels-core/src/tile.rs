@@ -152,10 +152,13 @@ impl SharedPlan {
     /// From [`Self::works`] of a portable kernel with options, where the block's place among the
     /// items takes 48 bytes, to its dropout's seed and offset, which take 16.
     pub const DROPOUT: u32 = 48;
+    /// From [`Self::works`] to where K and V of the block begin, 16 bytes.
+    pub const SOURCES: u32 = 64;
     /// From [`Self::works`] to what a boolean mask shows, 8 bytes a thread of a `general` kernel.
-    pub const SHOWN: u32 = 64;
+    pub const SHOWN: u32 = 80;
 
-    /// As the portable forward, with [`Self::works`] and [`Self::DROPOUT`] behind it.
+    /// As the portable forward, with [`Self::works`], [`Self::DROPOUT`] and
+    /// [`Self::SOURCES`] behind it.
     pub const fn portable_masked(tile: TileShape, pieces: u32) -> Self {
         let plan = Self::portable_forward(tile, pieces);
         Self { bytes: plan.works + Self::SHOWN, ..plan }

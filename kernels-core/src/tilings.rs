@@ -54,14 +54,14 @@ tilings! {
         "As Portable32; biases and dropout spill in the 168 registers that three blocks leave.";
     Portable64: 128 x 128, dims 64 64, warps 4, stages 1, blocks 2,
         "32 rows a warp; 64 + 128 accumulators fill a thread: half the barriers and maxima; 48 KB.";
-    Masked64: 128 x 64, dims 64 64, warps 4, stages 2, blocks 2,
-        "As Portable64, with half the scores: options need registers as well; 48 KB.";
+    General64: 128 x 64, dims 64 64, warps 4, stages 2, blocks 2,
+        "As Portable64, with half the scores: masks, biases and dropout need registers; 48 KB.";
     Portable96: 128 x 64, dims 96 96, warps 4, stages 2, blocks 2,
         "32 rows a warp; 96 + 64 accumulators; 72 KB, two blocks.";
     Portable128: 128 x 48, dims 128 128, warps 4, stages 2, blocks 2,
         "32 rows a warp; 128 + 48 accumulators, since 64 scores spill; 80 KB, two blocks.";
     General128: 128 x 32, dims 128 128, warps 4, stages 2, blocks 2,
-        "As Portable128, with fewer scores: options need registers as well; 64 KB.";
+        "As Portable128, with the 32 keys of a dropout block: its options need registers; 64 KB.";
     Portable192: 64 x 64, dims 192 192, warps 4, stages 1, blocks 2,
         "16 rows a warp, since 32 would need 192 output values; one stage in 72 KB, two blocks.";
     Portable256: 64 x 64, dims 256 256, warps 4, stages 1, blocks 2,

@@ -130,10 +130,10 @@ impl Visibility {
         ordered(start, end)
     }
 
-    /// The rows that see every one of `keys`, a key at least; empty if none.
+    /// The rows that see every one of `keys`; empty if none, or if a key is past the last.
     #[inline(always)]
     pub const fn rows_of_all(&self, keys: &Range<u32>) -> Range<u32> {
-        if keys.end > self.kv_len {
+        if keys.start >= keys.end || keys.end > self.kv_len {
             return 0..0;
         }
         let start = if self.right == UNBOUNDED {
@@ -258,10 +258,10 @@ mod tests {
                 let reads = keys.clone().any(|key| by_definition(&v, row, key));
                 prop_assert!(!reads || readers.contains(&row));
             }
-            let all = v.rows_of_all(&keys);
+            let readers_of_all = v.rows_of_all(&keys);
             for row in 0..v.q_len {
-                let sees_all = keys.clone().all(|key| by_definition(&v, row, key));
-                prop_assert_eq!(sees_all, all.contains(&row));
+                let reads_all = keys.clone().all(|key| by_definition(&v, row, key));
+                prop_assert_eq!(reads_all, readers_of_all.contains(&row));
             }
         }
 

@@ -8,7 +8,7 @@ use ferroflash_core::visibility::Visibility;
 
 use crate::ptx::math::{exp2, fma, reciprocal};
 use crate::ptx::memory::{load_global_u32, load_shared_v4, store_shared_v4};
-use crate::ptx::warp::{ballot, uniform};
+use crate::ptx::warp::{any, ballot, uniform};
 
 /// The packed item that `slot` belongs to, by the first slot of each.
 ///
@@ -118,18 +118,64 @@ pub unsafe fn load_dropout(options: &ScoreOptions, slot: u32) -> (DropoutMask, u
     (DropoutMask { key, offset_low: uniform(offset_low), ..options.dropout }, own)
 }
 
-/// Beyond this, the exponential form of tanh is accurate to 3·10⁻⁷.
+/// How tanh of a warp's products is formed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Tanh {
+    /// By [`tanh_near`].
+    Near,
+    /// By [`tanh_far`].
+    Far,
+    /// By [`tanh`].
+    Exact,
+}
+
+/// Softcaps up to this leave an error of 3·10⁻⁷ of them in a score, which 16-bit probabilities do
+/// not show: 4·10⁻⁵, a sixth of half a unit of binary16.
+const FAR_CAP: f32 = 128.0;
+
+impl Tanh {
+    /// What will do for a warp whose products have `largest` as their largest magnitude in this
+    /// lane.
+    ///
+    /// # Safety
+    /// All 32 lanes of the warp call this alike.
+    #[inline(always)]
+    pub unsafe fn of(options: &ScoreOptions, largest: f32) -> Self {
+        if !any(largest > options.softcap_near) {
+            Self::Near
+        } else if options.softcap <= FAR_CAP {
+            Self::Far
+        } else {
+            Self::Exact
+        }
+    }
+}
+
+/// tanh of a product near zero, by the coefficients of
+/// [`tanh_polynomial`](ferroflash_core::params::options::tanh_polynomial).
+#[inline(always)]
+pub fn tanh_near(product: f32, [a, b, c]: [f32; 3]) -> f32 {
+    let square = product * product;
+    product * fma(fma(c, square, b), square, a)
+}
+
+/// `1 − 2 / (e²ˣ + 1)`: tanh of x with an error of 3·10⁻⁷ of 1, exactly ±1 from where f32 can't
+/// tell, since it saturates as its exponential does.
+#[inline(always)]
+pub fn tanh_far(x: f32) -> f32 {
+    let power = exp2(x * (2.0 * core::f32::consts::LOG2_E));
+    fma(-2.0, reciprocal(power + 1.0), 1.0)
+}
+
+/// Beyond this, the exponential form of tanh is accurate to 3·10⁻⁷ of tanh.
 const SMALL: f32 = 0.3;
 
-/// tanh within 3·10⁻⁷ of its value, exactly ±1 from where f32 can't tell. Far from zero
-/// `1 − 2 / (e²ˣ + 1)`, which saturates as its exponential does; near zero, where that cancels,
+/// tanh within 3·10⁻⁷ of its value: far from zero [`tanh_far`]; near zero, where that cancels,
 /// `x + x³·p(x²)` with p of degree 2 fitted to |x| ≤ 0.3, error 10⁻⁷.
 #[inline(always)]
 pub fn tanh(x: f32) -> f32 {
-    let power = exp2(x * (2.0 * core::f32::consts::LOG2_E));
-    let far = fma(-2.0, reciprocal(power + 1.0), 1.0);
     let square = x * x;
     let polynomial = fma(fma(-0.050_372_26, square, 0.133_149_07), square, -0.333_330_63);
     let near = fma(x * square, polynomial, x);
-    if x.abs() < SMALL { near } else { far }
+    if x.abs() < SMALL { near } else { tanh_far(x) }
 }

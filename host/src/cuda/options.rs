@@ -176,10 +176,14 @@ impl DeviceOptions {
     /// What happens to a product that is to be multiplied by `scale`.
     fn score_options(&self, attention: &Attention, scale: f32) -> ScoreOptions {
         let cap = attention.softcap.unwrap_or(0.0);
+        let softcap_scale = if cap > 0.0 { scale / cap } else { 0.0 };
+        let (softcap_near, softcap_polynomial) = tanh_polynomial(softcap_scale);
         ScoreOptions {
             product_scale: if is_natural(attention) { scale } else { 0.0 },
             softcap: cap,
-            softcap_scale: if cap > 0.0 { scale / cap } else { 0.0 },
+            softcap_scale,
+            softcap_near,
+            softcap_polynomial,
             drops: u32::from(self.dropout.is_some()),
             dropout: self.dropout.unwrap_or(DropoutMask::new(0.0, 0, 0)),
             mask_is_bits: u32::from(attention.mask_is_bits),

@@ -89,6 +89,8 @@ portable_tilings! {
         "16 keys a warp; 96 gradients and 24 operands of V leave room for two dO tiles in 91 KB.";
     PortableBackward128: 64 x 128, dims 128 128, warps 8, stages 1, blocks 1,
         "16 keys a warp; 128 gradients and 32 operands of V; one dO tile, so that 98 KB hold it.";
+    PortableBackward128Shared: 64 x 64, dims 128 128, warps 4, stages 1, blocks 2,
+        "Two warps share 32 keys: V in shared memory leaves options their registers; 97 KB.";
     PortableBackward192: 32 x 64, dims 192 192, warps 8, stages 2, blocks 1,
         "Two warps share 16 keys, 96 channels of dK and dV each; 32 rows keep it within 82 KB.";
     PortableBackward256: 32 x 64, dims 256 256, warps 8, stages 1, blocks 1,

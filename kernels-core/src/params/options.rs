@@ -87,6 +87,10 @@ pub struct ScoreOptions {
     pub softcap: f32,
     /// With a softcap, the factor that makes x of a product: `|scale| / c`.
     pub softcap_scale: f32,
+    /// Up to this magnitude of a product, tanh is a polynomial.
+    pub softcap_near: f32,
+    /// Its coefficients, of the product and of its third and fifth power.
+    pub softcap_polynomial: [f32; 3],
     /// 1 where probabilities are dropped.
     pub drops: u32,
     /// Which.

@@ -40,12 +40,12 @@ macro_rules! kernel_table {
             portable_forward_d64x256_f16_causal = Portable Forward<Portable64x256, F16, Causal>;
             portable_forward_d32_bf16_masked = Portable Forward<Portable32, Bf16, Masked>;
             portable_forward_d32_f16_masked = Portable Forward<Portable32, F16, Masked>;
-            portable_forward_d64_bf16_masked = Portable Forward<Masked64, Bf16, Masked>;
-            portable_forward_d64_f16_masked = Portable Forward<Masked64, F16, Masked>;
+            portable_forward_d64_bf16_masked = Portable Forward<Portable64, Bf16, Masked>;
+            portable_forward_d64_f16_masked = Portable Forward<Portable64, F16, Masked>;
             portable_forward_d96_bf16_masked = Portable Forward<Portable96, Bf16, Masked>;
             portable_forward_d96_f16_masked = Portable Forward<Portable96, F16, Masked>;
-            portable_forward_d128_bf16_masked = Portable Forward<General128, Bf16, Masked>;
-            portable_forward_d128_f16_masked = Portable Forward<General128, F16, Masked>;
+            portable_forward_d128_bf16_masked = Portable Forward<Portable128, Bf16, Masked>;
+            portable_forward_d128_f16_masked = Portable Forward<Portable128, F16, Masked>;
             portable_forward_d192_bf16_masked = Portable Forward<Portable192, Bf16, Masked>;
             portable_forward_d192_f16_masked = Portable Forward<Portable192, F16, Masked>;
             portable_forward_d256_bf16_masked = Portable Forward<Portable256, Bf16, Masked>;
@@ -58,8 +58,8 @@ macro_rules! kernel_table {
             portable_forward_d512x256_f16_masked = Portable Forward<Portable512, F16, Masked>;
             portable_forward_d32_bf16_general = Portable Forward<General32, Bf16, General>;
             portable_forward_d32_f16_general = Portable Forward<General32, F16, General>;
-            portable_forward_d64_bf16_general = Portable Forward<Masked64, Bf16, General>;
-            portable_forward_d64_f16_general = Portable Forward<Masked64, F16, General>;
+            portable_forward_d64_bf16_general = Portable Forward<General64, Bf16, General>;
+            portable_forward_d64_f16_general = Portable Forward<General64, F16, General>;
             portable_forward_d96_bf16_general = Portable Forward<Portable96, Bf16, General>;
             portable_forward_d96_f16_general = Portable Forward<Portable96, F16, General>;
             portable_forward_d128_bf16_general = Portable Forward<General128, Bf16, General>;
@@ -137,6 +137,10 @@ macro_rules! kernel_table {
             portable_backward_d64_f16_masked = Portable Backward<PortableBackward64, F16, Masked>;
             portable_backward_d96_bf16_masked = Portable Backward<PortableBackward96, Bf16, Masked>;
             portable_backward_d96_f16_masked = Portable Backward<PortableBackward96, F16, Masked>;
+            portable_backward_d128_bf16_masked =
+                Portable Backward<PortableBackward128Shared, Bf16, Masked>;
+            portable_backward_d128_f16_masked =
+                Portable Backward<PortableBackward128Shared, F16, Masked>;
             portable_backward_d192_bf16_masked =
                 Portable Backward<PortableBackward192, Bf16, Masked>;
             portable_backward_d192_f16_masked = Portable Backward<PortableBackward192, F16, Masked>;
@@ -164,6 +168,10 @@ macro_rules! kernel_table {
             portable_backward_d96_bf16_general =
                 Portable Backward<PortableBackward96, Bf16, General>;
             portable_backward_d96_f16_general = Portable Backward<PortableBackward96, F16, General>;
+            portable_backward_d128_bf16_general =
+                Portable Backward<PortableBackward128Shared, Bf16, General>;
+            portable_backward_d128_f16_general =
+                Portable Backward<PortableBackward128Shared, F16, General>;
             portable_backward_d192_bf16_general =
                 Portable Backward<PortableBackward192, Bf16, General>;
             portable_backward_d192_f16_general =

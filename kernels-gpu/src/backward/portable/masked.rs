@@ -135,6 +135,10 @@ unsafe fn find(
         true => visible.rows_of_any(&(first_key..first_key + kv_columns)),
         false => 0..0,
     };
+    let inside = match is_there {
+        true => visible.rows_of_all(&(first_key..first_key + kv_columns)),
+        false => 0..0,
+    };
     let heads = if rows.start < rows.end { backward.group } else { 0 };
     let first_slot = match items.is_packed() {
         true => items.first_slot(index, q_rows, read_length),
@@ -161,6 +165,7 @@ unsafe fn find(
         end_head: kv_head * backward.group + heads,
         first_tile: rows.start / q_rows,
         end_tile: rows.end.div_ceil(q_rows),
+        inside: [inside.start.div_ceil(q_rows), inside.end / q_rows],
     };
     (work, home)
 }

@@ -34,6 +34,7 @@
 //! lower number, so it has started, and in turn waits for lower numbers only: the lowest never
 //! waits.
 
+mod bias;
 mod gradients;
 mod mask;
 mod masked;
@@ -99,20 +100,32 @@ struct Work {
     first_tile: u32,
     /// One past the last.
     end_tile: u32,
+    /// The first query tile, and one past the last, whose rows all see every one of the keys, where
+    /// a class with options asks.
+    inside: [u32; 2],
 }
 
 impl Work {
     #[inline(always)]
     unsafe fn store(self, slot: u32) {
         store_shared_v4(slot, [self.batch, self.kv_head, self.first_key, self.end_head]);
-        store_shared_v4(slot + 16, [self.first_tile, self.end_tile, 0, 0]);
+        let [inside, end_inside] = self.inside;
+        store_shared_v4(slot + 16, [self.first_tile, self.end_tile, inside, end_inside]);
     }
 
     #[inline(always)]
     unsafe fn load(slot: u32) -> Self {
         let [batch, kv_head, first_key, end_head] = load_shared_v4(slot);
-        let [first_tile, end_tile, ..] = load_shared_v4(slot + 16);
-        Self { batch, kv_head, first_key, end_head, first_tile, end_tile }
+        let [first_tile, end_tile, inside, end_inside] = load_shared_v4(slot + 16);
+        let inside = [inside, end_inside];
+        Self { batch, kv_head, first_key, end_head, first_tile, end_tile, inside }
+    }
+
+    /// [`Self::inside`] alone.
+    #[inline(always)]
+    unsafe fn load_inside(slot: u32) -> [u32; 2] {
+        let [.., inside, end_inside] = load_shared_v4(slot + 16);
+        [inside, end_inside]
     }
 }
 

@@ -8,28 +8,23 @@
 //!
 //! **Order of the gradients.** dS = P∘(Z∘dP − delta), with Z the factors of dropout, is the
 //! gradient of the score after its options, and so of a bias; the derivative of the softcap then
-//! makes it the gradient of the product. P∘Z is what dV is made of.
-//!
-//! **A bias' gradient.** Where each cell has an element of its own, the block that owns the key
-//! stores it. Elsewhere blocks add to it by atomics, which have no order; of a bias without rows a
-//! warp adds the sum of its queries.
+//! makes it the gradient of the product. P∘Z is what dV is made of. A `masked` kernel has neither
+//! biases nor dropout, and multiplies dP − delta by that derivative at once, so that no register
+//! holds it.
 
 use ferroflash_core::axes::{MaskClass, MaskKind};
 use ferroflash_core::backward::params::options::PortableMaskedBackwardParams;
 use ferroflash_core::backward::portable::PortableBackwardTiling;
 use ferroflash_core::dropout::{BLOCK_KEYS, BLOCK_ROWS, column_group, row_group};
 use ferroflash_core::fragment::Fragment;
-use ferroflash_core::params::options::ScoreTensor;
+use ferroflash_core::params::options::{ScoreOptions, ScoreTensor};
 use ferroflash_core::visibility::Visibility;
 
-use super::{Corner, Kernel, Place, Step};
-use crate::options::{biased, load_dropout, sides, tanh};
-use crate::ptx::math::{exp2, fma};
+use super::{Corner, Kernel, Place, Step, Work};
+use crate::options::{Tanh, load_dropout, sides, tanh, tanh_far, tanh_near};
+use crate::ptx::math::{exp2, fma, max};
 use crate::ptx::matrix::MatrixElement;
-use crate::ptx::memory::{
-    add_global_f32, load_global_f32, load_global_f32_if, load_shared_v2_f32, store_global_f32,
-};
-use crate::ptx::warp::shuffle_xor;
+use crate::ptx::memory::{load_global_f32, load_shared_v2_f32};
 
 /// The cells of 16 queries and the warp's keys; where they lie is made anew for each option.
 #[derive(Clone, Copy)]
@@ -43,7 +38,7 @@ pub(super) struct Cells<'a> {
 }
 
 impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
-    const HALVES: usize = Self::ROW_TILES * 2;
+    pub(super) const HALVES: usize = Self::ROW_TILES * 2;
     const OPTIONS_CHECKED: () = {
         assert!(Self::QUERY_TILES == 2 || Self::QUERY_TILES == 4);
         assert!(Self::TILE.kv_columns.is_multiple_of(BLOCK_KEYS) && BLOCK_ROWS == 16);
@@ -78,26 +73,35 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
         // The derivative of the softcap.
         let mut slopes = [0.0; 16];
         if options.product_scale != 0.0 {
-            if options.softcap == 0.0 {
-                Self::each(cells, |index, _| *p.at_mut(index) *= options.product_scale);
-            } else {
-                Self::each(cells, |index, at| {
-                    let tanh = tanh(p.at(index) * options.softcap_scale);
-                    slopes[at] = fma(-tanh, tanh, 1.0);
-                    *p.at_mut(index) = options.softcap * tanh;
-                });
+            let mut factor = options.product_scale;
+            if options.softcap != 0.0 {
+                Self::cap::<M>(p, &mut slopes, options, cells);
+                factor = 1.0;
+                if !is_general {
+                    Self::each(cells, |index, at| {
+                        let delta = Self::deltas(states, at % 4 / 2)[at % 2];
+                        *ds.at_mut(index) = slopes[at] * (ds.at(index) - delta);
+                    });
+                }
             }
             if options.alibi.address != 0 {
-                Self::subtract_alibi(p, params, cells);
+                Self::subtract_alibi::<M>(p, params, cells, factor);
+            } else if options.softcap == 0.0 {
+                Self::each(cells, |index, _| *p.at_mut(index) *= factor);
             }
             if is_general && options.bias.address != 0 {
                 Self::add_bias(p, params, cells);
             }
         }
+        let mut hides = is_general && options.bias.address != 0;
         if is_general && options.boolean_mask.address != 0 {
             Self::hide_by_mask(p, params, cells);
+            hides = true;
         }
-        Self::hide_outside(p, params, cells);
+        if !Self::is_inside(cells) {
+            Self::hide_outside(p, params, cells);
+            hides = true;
+        }
 
         let mut kept = u32::MAX;
         if is_general && options.drops != 0 {
@@ -107,7 +111,12 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
                 *ds.at_mut(index) = if kept >> at & 1 != 0 { scaled } else { 0.0 };
             });
         }
-        Self::differentiate(p, ds, cells, states, params.exponent_scale);
+        let is_final = !is_general && options.softcap != 0.0;
+        if hides {
+            Self::differentiate::<true>(p, ds, cells, states, params.exponent_scale, is_final);
+        } else {
+            Self::differentiate::<false>(p, ds, cells, states, params.exponent_scale, is_final);
+        }
         if is_general && options.drops != 0 {
             Self::each(cells, |index, at| {
                 let scaled = p.at(index) * options.dropout.keep_scale;
@@ -119,7 +128,7 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
         if is_general && has_ds && params.bias_gradient.address != 0 {
             Self::add_bias_gradient(ds, params, cells);
         }
-        if options.softcap != 0.0 {
+        if is_general && options.softcap != 0.0 {
             Self::each(cells, |index, at| *ds.at_mut(index) *= slopes[at]);
         }
     }
@@ -148,30 +157,83 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
         Corner::of::<T, E>(cells.place, cells.step, cells.query)
     }
 
-    /// `score -= slope · |row + Sk − Sq − key|`. Distances to the diagonal are whole numbers; those
-    /// that f32 can't hold are rounded to 24 bits.
+    /// Whether options have faster forms for common cases, each of which is code: not in f32, for
+    /// its error, nor in the class `general`, whose other options take longer.
+    const fn is_lean<M: MaskKind>() -> bool {
+        E::PIECES == 1 && matches!(M::CLASS, MaskClass::Masked)
+    }
+
+    /// `score = cap · tanh(score · scale)`, and the derivatives.
     #[inline(always)]
-    unsafe fn subtract_alibi(
+    unsafe fn cap<M: MaskKind>(
+        scores: &mut T::Scores,
+        derivatives: &mut [f32; 16],
+        options: &ScoreOptions,
+        cells: &Cells<'_>,
+    ) {
+        let mut form = Tanh::Exact;
+        if Self::is_lean::<M>() {
+            let mut largest = 0.0;
+            Self::each(cells, |index, _| largest = max(largest, scores.at(index).abs()));
+            form = Tanh::of(options, largest);
+        }
+        let scale = options.softcap_scale;
+        let mut take = |index, at: usize, tanh: &dyn Fn(f32) -> f32| {
+            let value = tanh(scores.at(index));
+            derivatives[at] = fma(-value, value, 1.0);
+            *scores.at_mut(index) = options.softcap * value;
+        };
+        match form {
+            Tanh::Near => Self::each(cells, |index, at| {
+                take(index, at, &|product| tanh_near(product, options.softcap_polynomial));
+            }),
+            Tanh::Far => Self::each(cells, |index, at| {
+                take(index, at, &|product| tanh_far(product * scale));
+            }),
+            Tanh::Exact => Self::each(cells, |index, at| {
+                take(index, at, &|product| tanh(product * scale));
+            }),
+        }
+    }
+
+    /// `score = factor · score − slope · |row + Sk − Sq − key|`. Distances to the diagonal are whole
+    /// numbers; those that f32 can't hold are rounded to 24 bits.
+    #[inline(always)]
+    unsafe fn subtract_alibi<M: MaskKind>(
         scores: &mut T::Scores,
         params: &PortableMaskedBackwardParams,
         cells: &Cells<'_>,
+        factor: f32,
     ) {
         let corner = Self::corner(cells);
         let (home, slopes) = (Self::home(cells.place.shared), &params.options.alibi);
         let offset = slopes.offset(home.item, cells.step.q_head) * 4;
         let slope = load_global_f32(slopes.address.wrapping_add(offset as u64));
-        let diagonal = corner.row as i32 + home.kv_len as i32 - home.q_len as i32;
-        let first = (diagonal - corner.key as i32) as f32;
+        let shift = home.kv_len as i32 - home.q_len as i32;
+        let first = (corner.row as i32 + shift - corner.key as i32) as f32;
+        let step = |at| (row_of(at % 4) as i32 - key_of(at / 4) as i32) as f32;
+        // On one side of the diagonal a distance grows or falls with the key all over these cells.
+        let nearest = corner.warp_row as i32 + shift - corner.warp_key as i32;
+        let is_before = nearest >= (Self::PLAN.row_tiles * 16) as i32;
+        if Self::is_lean::<M>() && (is_before || nearest + 16 <= 0) {
+            let slope = if is_before { -slope } else { slope };
+            let own = slope * first;
+            Self::each(cells, |index, at| {
+                let score = scores.at_mut(index);
+                *score = fma(*score, factor, fma(slope, step(at), own));
+            });
+            return;
+        }
         Self::each(cells, |index, at| {
-            let step = row_of(at % 4) as i32 - key_of(at / 4) as i32;
-            *scores.at_mut(index) = fma(-slope, (first + step as f32).abs(), scores.at(index));
+            let score = scores.at_mut(index);
+            *score = fma(-slope, (first + step(at)).abs(), *score * factor);
         });
     }
 
     /// Address of a lane's first cell in a tensor of `size`-byte elements, and the bytes from one
     /// row to the next.
     #[inline(always)]
-    unsafe fn first_cell(
+    pub(super) unsafe fn first_cell(
         tensor: &ScoreTensor,
         cells: &Cells<'_>,
         corner: &Corner,
@@ -182,25 +244,11 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
         (tensor.address.wrapping_add(offset as u64), tensor.row * size)
     }
 
-    /// `score += bias`; a bias of −∞ hides the key, whatever its score.
+    /// Whether every row of the step sees every key of the block.
     #[inline(always)]
-    unsafe fn add_bias(
-        scores: &mut T::Scores,
-        params: &PortableMaskedBackwardParams,
-        cells: &Cells<'_>,
-    ) {
-        let (visible, corner) = (Self::visible(params, cells), Self::corner(cells));
-        let (first, row_bytes) = Self::first_cell(&params.options.bias, cells, &corner, 4);
-        let mut biases = [0.0; 16];
-        Self::each(cells, |_, at| {
-            let (row, key) = (row_of(at % 4), key_of(at / 4));
-            let is_there = corner.row + row < visible.q_len && corner.key + key < visible.kv_len;
-            let offset = row_bytes * row as i64 + key as i64 * 4;
-            biases[at] = load_global_f32_if(first.wrapping_add(offset as u64), is_there);
-        });
-        Self::each(cells, |index, at| {
-            *scores.at_mut(index) = biased(scores.at(index), biases[at]);
-        });
+    unsafe fn is_inside(cells: &Cells<'_>) -> bool {
+        let [first, end] = Work::load_inside(cells.place.shared + Self::PLAN.work);
+        (first..end).contains(&cells.step.tile)
     }
 
     /// Makes scores −∞ that the window, or an end of the item, hides.
@@ -263,19 +311,27 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
         kept
     }
 
-    /// From scores and dP: P and dS, 0 where the score is −∞.
+    /// The lane's two rows' deltas, of a tile of 8 queries.
     #[inline(always)]
-    unsafe fn differentiate(
+    unsafe fn deltas(states: u32, tile: usize) -> [f32; 2] {
+        load_shared_v2_f32(states + Self::TILE.q_rows * 4 + tile as u32 * 32)
+    }
+
+    /// From scores and dP: P and dS, 0 where the score is −∞, if any may be. Where `is_final`, `ds`
+    /// has what P is multiplied by.
+    #[inline(always)]
+    unsafe fn differentiate<const HIDES: bool>(
         scores: &mut T::Scores,
         ds: &mut T::Scores,
         cells: &Cells<'_>,
         states: u32,
         exponent_scale: f32,
+        is_final: bool,
     ) {
         let mut tile = 0;
         while tile < 2 {
             let lse = load_shared_v2_f32(states + tile as u32 * 32);
-            let delta = load_shared_v2_f32(states + Self::TILE.q_rows * 4 + tile as u32 * 32);
+            let delta = if is_final { [0.0; 2] } else { Self::deltas(states, tile) };
             let mut at = 0;
             while at < Self::HALVES * 2 {
                 let (half, side) = (at / 2, at % 2);
@@ -285,58 +341,13 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
                 let exponent = fma(score, exponent_scale, -lse[side]);
                 let p = exp2(exponent * core::f32::consts::LOG2_E);
                 let gradient = p * (ds.at(index) - delta[side]);
-                let is_hidden = score == f32::NEG_INFINITY;
+                let is_hidden = HIDES && score == f32::NEG_INFINITY;
                 *scores.at_mut(index) = if is_hidden { 0.0 } else { p };
                 *ds.at_mut(index) = if is_hidden { 0.0 } else { gradient };
                 at += 1;
             }
             tile += 1;
         }
-    }
-
-    /// Adds dS to the gradient of the bias, or stores it there.
-    #[inline(always)]
-    unsafe fn add_bias_gradient(
-        ds: &T::Scores,
-        params: &PortableMaskedBackwardParams,
-        cells: &Cells<'_>,
-    ) {
-        let (visible, corner) = (Self::visible(params, cells), Self::corner(cells));
-        let (first, row_bytes) = Self::first_cell(&params.bias_gradient, cells, &corner, 4);
-        if row_bytes == 0 {
-            let mut half = 0;
-            while half < Self::HALVES {
-                // Hidden cells and rows past the end are 0.
-                let mut sum = 0.0;
-                let mut column = 0;
-                while column < 4 {
-                    sum += ds.at(Self::cell(half, cells.tile * 2 + column));
-                    column += 1;
-                }
-                sum += shuffle_xor(sum, 1);
-                sum += shuffle_xor(sum, 2);
-                let key = key_of(half);
-                // The first of the four lanes that share a key.
-                if corner.row == corner.warp_row && corner.key + key < visible.kv_len {
-                    add_global_f32(first + key as u64 * 4, sum);
-                }
-                half += 1;
-            }
-            return;
-        }
-        let is_sum = params.bias_gradient_is_sum != 0;
-        Self::each(cells, |index, at| {
-            let (row, key) = (row_of(at % 4), key_of(at / 4));
-            let offset = row_bytes * row as i64 + key as i64 * 4;
-            let to = first.wrapping_add(offset as u64);
-            if corner.row + row < visible.q_len && corner.key + key < visible.kv_len {
-                if is_sum {
-                    add_global_f32(to, ds.at(index));
-                } else {
-                    store_global_f32(to, ds.at(index));
-                }
-            }
-        });
     }
 }
 

@@ -51,6 +51,7 @@ impl<T: PortableBackwardTiling, E: MatrixElement, M: MaskKind> Variant<T, E> for
                 end_head: kv_head * params.group + heads,
                 first_tile: rows.start / T::SHAPE.q_rows,
                 end_tile: rows.end.div_ceil(T::SHAPE.q_rows),
+                inside: [0, 0],
             };
             work.store(shared + Kernel::<T, E>::PLAN.work);
         }

@@ -39,7 +39,10 @@ use crate::pieces::{bring_tile, write_fragment};
 use crate::ptx::async_copy::wait_group;
 use crate::ptx::math::{exp2, log2};
 use crate::ptx::matrix::MatrixElement;
-use crate::ptx::memory::{dynamic_shared, load_global_u32, store_global_f32, store_shared_u32};
+use crate::ptx::memory::{
+    dynamic_shared, load_global_u32, load_shared_v4, store_global_f32, store_shared_u32,
+    store_shared_v4,
+};
 use crate::ptx::thread::{opaque, sync_threads, thread_idx_x};
 use crate::ptx::warp::{any, shuffle_xor};
 use crate::tile::{LaneAddress, Rows, write_tile};
@@ -57,7 +60,7 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
     const {
         let is_general = matches!(M::CLASS, MaskClass::General);
         assert!(!is_general || T::SHAPE.kv_columns.is_multiple_of(BLOCK_KEYS));
-        assert!(Kernel::<T, E>::SCORE_TILES <= 8);
+        assert!(!is_general || Kernel::<T, E>::SCORE_TILES <= 8);
     };
     let tile = T::SHAPE;
     let plan = const { SharedPlan::portable_masked(T::SHAPE, E::PIECES) };
@@ -86,13 +89,36 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
     let q_rows = Rows::of(&forward.q, place.batch, place.q_head, q_row, q_end);
     bring_tile::<E, THREADS>(Kernel::<T, E>::Q, q_rows, shared + plan.q, thread);
     let kv_head = divide(place.q_head, forward.group);
+    let is_general = matches!(M::CLASS, MaskClass::General);
+    // Keys are counted from the block's first, here and in the ring.
+    let (keys_end, hidden) = (keys.end - place.first_key, keys.start - place.first_key);
     let of_block = |tensor| {
         let rows = Rows::of(tensor, place.batch, kv_head, first_k, first_k + keys.end);
-        Rows { hidden: keys.start - place.first_key, ..rows.from_row(place.first_key) }
+        let rows = rows.from_row(place.first_key);
+        // The same number either way, and in one register or two: `general` spills with one.
+        let count = if is_general { rows.count } else { keys_end };
+        Rows { hidden, count, ..rows }
     };
     let ring = Ring { k: of_block(&forward.k), v: of_block(&forward.v), shared };
-    // Keys are counted from the block's first, here and in the ring.
-    let keys_end = keys.end - place.first_key;
+    let sources_slot = shared + plan.works + SharedPlan::SOURCES;
+    if thread == 0 && !is_general {
+        let [k, v] = [ring.k.address, ring.v.address];
+        store_shared_v4(sources_slot, [k as u32, (k >> 32) as u32, v as u32, (v >> 32) as u32]);
+    }
+    // Registers are short: behind the first barrier addresses are read again for each tile, but
+    // in `general`, where that spills at 96 channels.
+    let ring_again = || {
+        if is_general {
+            return ring;
+        }
+        let [k, k_high, v, v_high] = load_shared_v4(sources_slot);
+        let address = |low: u32, high: u32| low as u64 | (high as u64) << 32;
+        Ring {
+            k: Rows { address: address(k, k_high), ..ring.k },
+            v: Rows { address: address(v, v_high), ..ring.v },
+            shared,
+        }
+    };
 
     let mut output = T::Output::ZERO;
     let mut state = ThreadRows::EMPTY;
@@ -102,7 +128,7 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
         Kernel::<T, E>::flip_queries(shared + plan.q, forward.query_sign, thread);
     }
     while kv_tile * tile.kv_columns < keys_end {
-        Kernel::<T, E>::await_keys(&ring, kv_tile, keys_end, thread);
+        Kernel::<T, E>::await_keys(ring_again, kv_tile, keys_end, thread);
         let slot = Kernel::<T, E>::slot(kv_tile);
         if matches!(M::CLASS, MaskClass::General) && params.options.boolean_mask.address != 0 {
             let (place, warp) = (Place::load(shared + plan.works), Warp::of::<T>(thread));
@@ -113,7 +139,7 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
             store_shared_u32(slot, shown[0]);
             store_shared_u32(slot + 4, shown[1]);
             if !any(shown[0] | shown[1] != 0) {
-                Kernel::<T, E>::await_values(&ring, kv_tile, keys_end, thread);
+                Kernel::<T, E>::await_values(ring_again, kv_tile, keys_end, thread);
                 kv_tile += 1;
                 continue;
             }
@@ -131,7 +157,7 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
             let shown = shown_slot + opaque(thread) * 8;
             Kernel::<T, E>::finish_scores::<M>(&mut scores, params, &place, tile_key, &warp, shown);
         }
-        Kernel::<T, E>::await_values(&ring, kv_tile, keys_end, thread);
+        Kernel::<T, E>::await_values(ring_again, kv_tile, keys_end, thread);
         let (rows, tiles) = (Kernel::<T, E>::ROWS, Kernel::<T, E>::SCORE_TILES);
         let large = Kernel::<T, E>::LARGE_OFFSET;
         let mut advance = state.advance(&scores, rows, tiles, forward.scale_log2, large);

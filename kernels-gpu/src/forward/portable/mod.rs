@@ -325,7 +325,7 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
         Kernel::<T, E>::flip_queries(shared + plan.q, params.query_sign, thread);
     }
     while kv_tile * tile.kv_columns < keys_end {
-        Kernel::<T, E>::await_keys(&ring, kv_tile, keys_end, thread);
+        Kernel::<T, E>::await_keys(|| ring, kv_tile, keys_end, thread);
         let slot = Kernel::<T, E>::slot(kv_tile);
         let mut scores = {
             let warp = Warp::of::<T>(thread);
@@ -347,7 +347,7 @@ pub unsafe fn block<T: ForwardTiling, E: MatrixElement, M: MaskKind>(
             let lane_row = warp_row + warp.lane / 4;
             Kernel::<T, E>::hide::<M>(&mut scores, &visible, lane_row, lane_key);
         }
-        Kernel::<T, E>::await_values(&ring, kv_tile, keys_end, thread);
+        Kernel::<T, E>::await_values(|| ring, kv_tile, keys_end, thread);
         let (rows, tiles) = (Kernel::<T, E>::ROWS, Kernel::<T, E>::SCORE_TILES);
         let large = Kernel::<T, E>::LARGE_OFFSET;
         let mut advance = state.advance(&scores, rows, tiles, params.scale_log2, large);

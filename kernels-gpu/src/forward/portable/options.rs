@@ -13,8 +13,8 @@ use ferroflash_core::visibility::Visibility;
 
 use super::place::Place;
 use super::{Kernel, Warp, fragment_row};
-use crate::options::{biased, sides, tanh};
-use crate::ptx::math::fma;
+use crate::options::{Tanh, biased, sides, tanh, tanh_far, tanh_near};
+use crate::ptx::math::{fma, max};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::memory::{
     load_global_pair_f32, load_global_pair_u8, load_global_u8_if, load_shared_u32,
@@ -62,14 +62,16 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
         let warp_row = place.first_row + warp.first_row;
         let corner = Corner::of(place, tile_key, warp);
         if options.product_scale != 0.0 {
-            if options.softcap == 0.0 {
-                Self::for_each(scores, |score| score * options.product_scale);
-            } else {
-                let (cap, scale) = (options.softcap, options.softcap_scale);
-                Self::for_each(scores, |score| cap * tanh(score * scale));
+            let mut factor = options.product_scale;
+            if options.softcap != 0.0 {
+                Self::cap::<M>(scores, options);
+                factor = 1.0;
             }
             if options.alibi.address != 0 {
-                Self::subtract_alibi(scores, place, corner);
+                let warp_corner = Corner { row: warp_row, key: first_key };
+                Self::subtract_alibi::<M>(scores, place, corner, warp_corner, factor);
+            } else if options.softcap == 0.0 {
+                Self::for_each(scores, |score| score * factor);
             }
             if matches!(M::CLASS, MaskClass::General) && options.bias.address != 0 {
                 Self::add_bias(scores, &options.bias, place, corner);
@@ -97,22 +99,83 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
         }
     }
 
-    /// `score -= slope · |row + Sk − Sq − key|`. Distances to the diagonal are whole numbers; those
-    /// that f32 can't hold are rounded to 24 bits.
+    /// Whether options have faster forms for common cases, each of which is code: not in f32, for
+    /// its error, nor in the class `general`, whose other options take longer.
+    const fn is_lean<M: MaskKind>() -> bool {
+        E::PIECES == 1 && matches!(M::CLASS, MaskClass::Masked)
+    }
+
+    /// `score = cap · tanh(score · scale)`.
     #[inline(always)]
-    unsafe fn subtract_alibi(scores: &mut T::Scores, place: &Place, corner: Corner) {
+    unsafe fn cap<M: MaskKind>(scores: &mut T::Scores, options: &ScoreOptions) {
+        let mut form = Tanh::Exact;
+        if Self::is_lean::<M>() {
+            let mut chains = [0.0; 4];
+            let mut index = 0;
+            while index < T::Scores::LEN {
+                chains[index % 4] = max(chains[index % 4], scores.at(index).abs());
+                index += 1;
+            }
+            let largest = max(max(chains[0], chains[1]), max(chains[2], chains[3]));
+            form = Tanh::of(options, largest);
+        }
+        let (cap, scale) = (options.softcap, options.softcap_scale);
+        match form {
+            Tanh::Near => {
+                let polynomial = options.softcap_polynomial;
+                Self::for_each(scores, |score| cap * tanh_near(score, polynomial));
+            }
+            Tanh::Far => Self::for_each(scores, |score| cap * tanh_far(score * scale)),
+            Tanh::Exact => Self::for_each(scores, |score| cap * tanh(score * scale)),
+        }
+    }
+
+    /// `score = factor · score − slope · |row + Sk − Sq − key|`. Distances to the diagonal are whole
+    /// numbers; those that f32 can't hold are rounded to 24 bits.
+    #[inline(always)]
+    unsafe fn subtract_alibi<M: MaskKind>(
+        scores: &mut T::Scores,
+        place: &Place,
+        corner: Corner,
+        warp_corner: Corner,
+        factor: f32,
+    ) {
         let slope = -place.slope;
-        let diagonal = corner.row as i32 + place.kv_len as i32 - place.q_len as i32;
-        let first = (diagonal - corner.key as i32) as f32;
+        let shift = place.kv_len as i32 - place.q_len as i32;
+        let first = (corner.row as i32 + shift - corner.key as i32) as f32;
+        // On one side of the diagonal a distance grows or falls with the key all over the tile.
+        let nearest = warp_corner.row as i32 + shift - warp_corner.key as i32;
+        let is_before = nearest >= T::SHAPE.kv_columns as i32;
+        let is_behind = nearest + (T::SHAPE.rows_per_warp() as i32) <= 0;
+        if Self::is_lean::<M>() && (is_before || is_behind) {
+            let slope = if is_before { slope } else { -slope };
+            let mut row = 0;
+            while row < Self::ROWS {
+                let own = slope * (first + fragment_row(row) as f32);
+                let mut tile = 0;
+                while tile < Self::SCORE_TILES {
+                    let index = Self::pair_index(row, tile);
+                    let key = tile as f32 * 8.0;
+                    let score = scores.at_mut(index);
+                    *score = fma(*score, factor, fma(slope, -key, own));
+                    let score = scores.at_mut(index + 1);
+                    *score = fma(*score, factor, fma(slope, -key - 1.0, own));
+                    tile += 1;
+                }
+                row += 1;
+            }
+            return;
+        }
         let mut row = 0;
         while row < Self::ROWS {
             let mut tile = 0;
             while tile < Self::SCORE_TILES {
                 let index = Self::pair_index(row, tile);
                 let distance = first + (fragment_row(row) as i32 - tile as i32 * 8) as f32;
-                *scores.at_mut(index) = fma(slope, distance.abs(), scores.at(index));
-                *scores.at_mut(index + 1) =
-                    fma(slope, (distance - 1.0).abs(), scores.at(index + 1));
+                let score = scores.at_mut(index);
+                *score = fma(slope, distance.abs(), *score * factor);
+                let score = scores.at_mut(index + 1);
+                *score = fma(slope, (distance - 1.0).abs(), *score * factor);
                 tile += 1;
             }
             row += 1;

@@ -11,6 +11,7 @@ use crate::ptx::thread::{opaque, sync_threads};
 use crate::tile::Rows;
 
 /// Where K and V tiles come from, and the ring they go to.
+#[derive(Clone, Copy)]
 pub(super) struct Ring {
     pub(super) k: Rows,
     pub(super) v: Rows,
@@ -28,11 +29,18 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
         commit_group();
     }
 
-    /// Waits for K tile `kv_tile`, and starts the copies whose slots are free from here on.
+    /// Waits for K tile `kv_tile`, and starts the copies whose slots are free from here on. The ring
+    /// is made after the barrier, so that it may lie in shared memory.
     #[inline(always)]
-    pub(super) unsafe fn await_keys(ring: &Ring, kv_tile: u32, keys_end: u32, thread: u32) {
+    pub(super) unsafe fn await_keys(
+        ring: impl Fn() -> Ring,
+        kv_tile: u32,
+        keys_end: u32,
+        thread: u32,
+    ) {
         wait_group::<0>();
         sync_threads();
+        let ring = &ring();
         if T::SHAPE.stages > 1 {
             Self::copy_keys(ring, kv_tile + 1, keys_end, thread);
             Self::copy_values(ring, kv_tile + 1, keys_end, thread);
@@ -44,11 +52,16 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
 
     /// Waits for V tile `kv_tile`; where K has one slot, its next tile may then come.
     #[inline(always)]
-    pub(super) unsafe fn await_values(ring: &Ring, kv_tile: u32, keys_end: u32, thread: u32) {
+    pub(super) unsafe fn await_values(
+        ring: impl Fn() -> Ring,
+        kv_tile: u32,
+        keys_end: u32,
+        thread: u32,
+    ) {
         if T::SHAPE.stages == 1 {
             wait_group::<0>();
             sync_threads();
-            Self::copy_keys(ring, kv_tile + 1, keys_end, thread);
+            Self::copy_keys(&ring(), kv_tile + 1, keys_end, thread);
             commit_group();
         }
     }

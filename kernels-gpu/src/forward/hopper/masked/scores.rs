@@ -9,7 +9,7 @@ use ferroflash_core::tile::HopperTiling;
 use super::super::consumer::Rows;
 use super::consumer::Reader;
 use super::record::{has_softcap, is_given};
-use crate::options::{sides, tanh};
+use crate::options::{sides, tanh, tanh_near};
 use crate::ptx::math::{exp2, fma, max};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::thread::compute_before_waiting;
@@ -69,9 +69,7 @@ where
     /// tanh of a score near zero.
     #[inline(always)]
     unsafe fn near(&self, score: f32) -> f32 {
-        let [a, b, c] = self.params.options.softcap_polynomial;
-        let square = score * score;
-        score * fma(fma(c, square, b), square, a)
+        tanh_near(score, self.params.options.softcap_polynomial)
     }
 
     /// As [`RowPair::guess`](super::super::softmax::RowPair::guess), of tanh by the polynomial, so
