@@ -145,6 +145,11 @@ impl KernelSpec {
         }
     }
 
+    /// Loops of a hopper forward kernel that guess: with options one for each kind of run.
+    const fn guessing_loops(&self) -> u32 {
+        if self.has_options() { 4 } else { 1 }
+    }
+
     /// `mma` (or `wgmma`) instructions in the body: the two products of one K/V tile, unrolled,
     /// and written once.
     pub const fn matrix_instructions(&self) -> u32 {
@@ -156,19 +161,17 @@ impl KernelSpec {
                 tile.row_tiles() * (scores + output) * self.dtype.products()
             }
             // Each product is written twice, around and in the loop, and once more in the loop of
-            // the tiles that need a mask where there is one; with options there are three loops,
-            // one a kind, for the tiles that need none.
+            // the tiles that need a mask where there is one.
             (Family::Hopper, Direction::Forward) => {
                 let copies = match self.mask {
                     MaskClass::Full => 2,
                     MaskClass::Causal => 3,
-                    MaskClass::Masked | MaskClass::General => 5,
+                    MaskClass::Masked | MaskClass::General => 2 + self.guessing_loops(),
                 };
                 let products = copies * (tile.head_dim / 16 + tile.kv_columns / 16);
                 // And a warp's own `mma` of one tile's scores, for guesses that were too low: one a
                 // loop that guesses.
-                let guesses = if self.has_options() { 3 } else { 1 };
-                products + guesses * (tile.kv_columns / 8)
+                products + self.guessing_loops() * (tile.kv_columns / 8)
             }
             (_, Direction::Preprocess | Direction::Convert) => 0,
             (Family::Portable, Direction::Backward) => {
@@ -197,7 +200,7 @@ impl KernelSpec {
             // are cleaned, and around the output that other items border on.
             (Family::Hopper, Direction::Forward) if self.has_options() => {
                 let always = 18 + self.tile.output_turns();
-                if self.ping_pong { 15 + always } else { always }
+                if self.ping_pong { 9 + 2 * self.guessing_loops() + always } else { always }
             }
             // At the start, after turning the queries' sign, after skipped tiles, before the output
             // is copied out, and a warp's two around its work; for the turns, one before the first

@@ -12,6 +12,7 @@ use super::super::consumer::{Consumer, Rows, scale_rows};
 use super::super::softmax::RowPair;
 use super::super::{Block, CONSUMER_BARRIER, Kernel, TURN_BARRIER};
 use super::record::{Record, has_softcap, is_given};
+use super::scores::FAR_SCALE;
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::mbarrier::mbarrier_wait;
 use crate::ptx::memory::store_shared_v4;
@@ -21,15 +22,20 @@ use crate::ptx::warp::any;
 use crate::ptx::wgmma::{Accumulator, Product, wgmma_wait};
 use crate::ring::{Turn, WARPGROUP_THREADS};
 
-/// Kinds of calls, and of the loops for their unmasked tiles.
+/// Kinds of runs of unmasked tiles, each with a loop of its own: no option, a softcap by tanh near
+/// zero, one by tanh of any score, ALiBi.
 pub(super) const PLAIN: u32 = 0;
-pub(super) const SOFTCAP: u32 = 1;
-pub(super) const ALIBI: u32 = 2;
+pub(super) const NEAR: u32 = 1;
+pub(super) const FAR: u32 = 2;
+pub(super) const ALIBI: u32 = 3;
 
 /// One consumer, and the options of the call.
 pub(super) struct Reader<'a, T, E> {
     pub(super) consumer: Consumer<'a, T, E, Masked>,
     pub(super) params: &'a HopperMaskedParams,
+    /// With a softcap, whether the newest scores of the warp leave the reach of tanh's polynomial
+    /// near zero.
+    pub(super) is_far: bool,
 }
 
 /// Computes the consumer's rows of every work this block draws.
@@ -53,7 +59,7 @@ pub(super) unsafe fn consume<T: HopperTiling, E: MatrixElement>(
         v: Turn::FIRST,
         kinds: PhantomData,
     };
-    let mut reader = Reader { consumer, params };
+    let mut reader = Reader { consumer, params, is_far: false };
     if T::PING_PONG && index == 0 {
         // The first turn at issuing is consumer 0's; no one comes before it.
         arrive_named(TURN_BARRIER, 2 * WARPGROUP_THREADS);
@@ -165,21 +171,22 @@ where
 
         let mut step = first + 1;
         while step < end {
-            let run_end = self.run_end(step).min(end);
-            if run_end == step {
-                self.edge_step(rows, step, end);
-                step += 1;
-                continue;
-            }
             let options = &self.params.options;
-            if is_given(options.alibi.address) {
-                self.run::<ALIBI>(rows, step, run_end, end);
-            } else if has_softcap(options) {
-                self.run::<SOFTCAP>(rows, step, run_end, end);
+            let (has_alibi, has_softcap) = (is_given(options.alibi.address), has_softcap(options));
+            let run_end = self.run_end(step).min(end);
+            step = if run_end > step {
+                if has_alibi {
+                    self.run::<ALIBI>(rows, step, run_end, end)
+                } else if !has_softcap {
+                    self.run::<PLAIN>(rows, step, run_end, end)
+                } else if self.is_far {
+                    self.run::<FAR>(rows, step, run_end, end)
+                } else {
+                    self.run::<NEAR>(rows, step, run_end, end)
+                }
             } else {
-                self.run::<PLAIN>(rows, step, run_end, end);
-            }
-            step = run_end;
+                self.edge_step(rows, step, end)
+            };
         }
 
         self.consumer.start_output(rows);
@@ -195,8 +202,9 @@ where
         let (walk, part) = (self.record().walk(), self.record().part());
         let options = &self.params.options;
         let has_alibi = is_given(options.alibi.address);
-        if has_alibi && has_softcap(options) {
-            // Both at once are left to `finish`.
+        let is_coarse = self.params.forward.scale_log2 > FAR_SCALE;
+        if has_softcap(options) && (has_alibi || self.is_far && is_coarse) {
+            // Left to `finish`.
             return step;
         }
         let tile = walk.tile(step);
@@ -219,7 +227,8 @@ where
         rows.scores.settle();
     }
 
-    /// The unmasked tiles of steps `step..run_end`, by guesses.
+    /// The tiles of steps `step..run_end`, by guesses. Returns the step after them, or an earlier
+    /// one where a softcap's scores went too far.
     #[inline(always)]
     unsafe fn run<const KIND: u32>(
         &mut self,
@@ -227,36 +236,31 @@ where
         step: u32,
         run_end: u32,
         end: u32,
-    ) {
-        let mut step = step;
-        let mut is_far = false;
+    ) -> u32 {
+        let (mut step, mut run_end) = (step, run_end);
         while step < run_end {
             self.multiply(rows);
-            let sums;
-            let mut is_worthless = false;
-            if KIND == SOFTCAP && !is_far {
-                let largest;
-                (sums, largest) = self.guess_near(rows);
-                is_worthless = largest > self.params.options.softcap_near;
-                self.consumer.wait_output(rows);
-                self.consumer.pack(rows);
-            } else {
-                if KIND == SOFTCAP {
-                    is_far = !self.cap(rows);
+            let mut largest = 0.0;
+            let sums = match KIND {
+                ALIBI => self.guess_sloped(rows, step),
+                FAR => self.guess_far(rows),
+                NEAR => {
+                    let sums;
+                    (sums, largest) = self.guess_near(rows);
+                    sums
                 }
-                sums = if KIND == ALIBI {
-                    self.guess_sloped(rows, step)
-                } else {
-                    rows.state.guess(&mut rows.scores, self.params.forward.scale_log2)
-                };
-                self.consumer.wait_output(rows);
-                self.consumer.pack(rows);
-            }
-            if KIND == SOFTCAP {
+                _ => rows.state.guess(&mut rows.scores, self.params.forward.scale_log2),
+            };
+            let mut is_worthless = KIND == NEAR && largest > self.params.options.softcap_near;
+            self.consumer.wait_output(rows);
+            self.consumer.pack(rows);
+            if KIND == NEAR {
                 is_worthless = any(is_worthless);
             }
             if is_worthless || rows.state.needs_amending::<E, Masked, _>(&rows.packed) {
-                is_far |= is_worthless;
+                if KIND == NEAR && is_worthless {
+                    (self.is_far, run_end) = (true, step + 1);
+                }
                 self.amend::<KIND>(rows, sums, step, is_worthless);
             } else {
                 rows.state.take(sums);
@@ -266,11 +270,12 @@ where
             // Opaque, so that the loop stays one.
             step = opaque(step + 1);
         }
+        step
     }
 
     /// A tile that needs a mask, or more than one kind of option.
     #[inline(always)]
-    unsafe fn edge_step(&mut self, rows: &mut Rows<T>, step: u32, end: u32) {
+    unsafe fn edge_step(&mut self, rows: &mut Rows<T>, step: u32, end: u32) -> u32 {
         self.multiply(rows);
         self.leave_keys(step, end);
         let rescale = self.finish(rows, step);
@@ -280,6 +285,7 @@ where
             scale_rows(&mut rows.output, rescale);
         }
         self.clean_values(step);
+        step + 1
     }
 
     /// Makes probabilities and output relative to the rows' true maxima; `sums` are the guess's.
@@ -298,7 +304,7 @@ where
             self.consumer.multiply_scores(rows);
             match KIND {
                 ALIBI => self.subtract_distances(rows, step),
-                SOFTCAP => {
+                NEAR | FAR => {
                     let _ = self.cap(rows);
                 }
                 _ => {}

@@ -18,7 +18,9 @@
 //! **Kinds of steps.** A tile whose every key is visible to all of a consumer's rows takes a loop
 //! made for the options of the call: none, softcap or ALiBi, whose distances then are a linear
 //! function of the key. Those loops guess, as the plain one does. Every other tile, and the first,
-//! goes by [`Reader::finish`], which knows all options at once and takes maxima.
+//! goes by [`Reader::finish`], which knows all options at once and takes maxima. With a softcap a
+//! warp begins with a loop for scores near zero, whose tanh is a polynomial, and goes on in one for
+//! any once a score was past its reach.
 //!
 //! **Units.** Scores are what the kernel multiplies, or values of tanh with a softcap: the factor
 //! that makes a power of two of them stays in the exponent. With ALiBi they become powers of two

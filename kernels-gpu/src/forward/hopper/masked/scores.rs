@@ -10,11 +10,15 @@ use super::super::consumer::Rows;
 use super::consumer::Reader;
 use super::record::{has_softcap, is_given};
 use crate::options::{sides, tanh, tanh_near};
-use crate::ptx::math::{exp2, fma, max};
+use crate::ptx::math::{exp2, fma, max, reciprocal};
 use crate::ptx::matrix::MatrixElement;
 use crate::ptx::thread::compute_before_waiting;
 use crate::ptx::warp::any;
 use crate::ptx::wgmma::Product;
+
+/// Up to this factor of tanh, a cap of 128, an error of 3·10⁻⁷ of 1 in tanh changes a probability
+/// by less than a sixth of what rounding to binary16 may.
+pub(super) const FAR_SCALE: f32 = 128.0 * core::f32::consts::LOG2_E;
 
 impl<T: HopperTiling, E: MatrixElement> Reader<'_, T, E>
 where
@@ -25,10 +29,10 @@ where
     /// the options: softcap, ALiBi, masks, in this order. Returns the factors of what the rows have
     /// accumulated so far.
     #[inline(always)]
-    pub(super) unsafe fn finish(&self, rows: &mut Rows<T>, step: u32) -> [f32; 2] {
+    pub(super) unsafe fn finish(&mut self, rows: &mut Rows<T>, step: u32) -> [f32; 2] {
         let options = &self.params.options;
         if has_softcap(options) {
-            let _ = self.cap(rows);
+            self.is_far = !self.cap(rows);
         }
         if is_given(options.alibi.address) {
             self.subtract_distances(rows, step);
@@ -107,6 +111,33 @@ where
             }
         }
         (sums, max(max(largest[0], largest[1]), max(largest[2], largest[3])))
+    }
+
+    /// As [`RowPair::guess`](super::super::softmax::RowPair::guess), of tanh as `1 − 2 / (e²ˣ + 1)`,
+    /// which is right within 3·10⁻⁷ of 1, not of tanh: for caps up to [`FAR_SCALE`].
+    #[inline(always)]
+    pub(super) unsafe fn guess_far(&self, rows: &mut Rows<T>) -> [f32; 2] {
+        let scale_log2 = self.params.forward.scale_log2;
+        let double = self.params.options.softcap_scale * (2.0 * core::f32::consts::LOG2_E);
+        // Finite, for the product with 0.
+        let double = double.min(f32::MAX);
+        let [first, second] = rows.state.row_max;
+        let highest = [(1.0 - first) * scale_log2, (1.0 - second) * scale_log2];
+        let scores = &mut rows.scores;
+        let mut sums = [0.0; 2];
+        let mut index = 0;
+        while index < T::Scores::LEN {
+            let row = index / 2 % 2;
+            let inverse = reciprocal(exp2(scores.at(index) * double) + 1.0);
+            *scores.at_mut(index) = exp2(fma(-2.0 * scale_log2, inverse, highest[row]));
+            sums[row] += scores.at(index);
+            index += 1;
+            // The second half runs after the wait for the output, where packing fits between.
+            if index == T::Scores::LEN / 8 * 4 {
+                compute_before_waiting(sums[0] + sums[1]);
+            }
+        }
+        sums
     }
 
     /// Distance of the thread's first score of `step` before the diagonal of ALiBi: positive for
