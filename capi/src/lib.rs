@@ -1,8 +1,9 @@
 //! A small C interface: one call described, planned once, run as often as needed.
 //!
 //! The header is `include/ferroflash.h`. A call begins with its size, so that a caller with the
-//! header of another version is refused; nothing else here changes within a major version. Calls have the options that
-//! are numbers; those that come with tensors (bias, mask, lengths) are the Rust library's alone.
+//! header of another version is refused; nothing else here changes within a major version. Calls
+//! have the options that are numbers; those that come with tensors (bias, mask, lengths) are the
+//! Rust library's alone.
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char, c_void};

@@ -78,8 +78,8 @@ impl Items {
         self.kv_tokens as u64 / kv_columns as u64 + self.count as u64 + 1
     }
 
-    /// First slot of the query blocks of packed item `index`, up to `count`. `read` gives value `i` of the i32 array at
-    /// an address.
+    /// First slot of the query blocks of packed item `index`, up to `count`. `read` gives value `i`
+    /// of the i32 array at an address.
     #[inline(always)]
     pub fn first_slot(&self, index: u32, q_rows: u32, read: impl Fn(u64, u32) -> i32) -> u32 {
         clamp(read(self.cu_q, index), 0, self.q_tokens) / q_rows + index

@@ -52,9 +52,10 @@ pub struct Inputs<'a, T> {
     /// Sink logits, `[Hq]`, if declared by [`Attention::sink`](super::Attention::sink).
     pub sink: Option<TensorRef<'a, f32>>,
     /// `[2]`, contiguous: seed and offset of the dropout, if its state is
-    /// [`DropoutState::Given`](super::DropoutState::Given). On the plan's device, where kernels read
-    /// them as they run, so that a captured graph may change them from one replay to the next; or in
-    /// host memory, where the call reads them. The backward pass needs what the forward pass had.
+    /// [`DropoutState::Given`](super::DropoutState::Given). On the plan's device, where kernels
+    /// read them as they run, so that a captured graph may change them from one replay to the next;
+    /// or in host memory, where the call reads them. The backward pass needs what the forward pass
+    /// had.
     pub dropout_state: Option<TensorRef<'a, u64>>,
     /// Keys of each item, `[B]`, if the layout is
     /// [`Layout::KeyLengths`](super::Layout::KeyLengths).

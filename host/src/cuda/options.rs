@@ -93,7 +93,8 @@ impl DeviceOptions {
         o: DeviceTensor,
     ) -> HopperMaskedParams {
         use std::f32::consts::{LN_2, LOG2_E};
-        // Beyond, tanh leaves scores as they are, and the factor of powers of two must not overflow.
+        // Beyond, tanh leaves scores as they are, and the factor of powers of two must not
+        // overflow.
         let cap = attention.softcap.map(|cap| cap.min(1e38));
         let softcap_scale = cap.map_or(0.0, |cap| (forward.scale / cap).max(f32::MIN_POSITIVE));
         let (softcap_near, softcap_polynomial) = tanh_polynomial(softcap_scale);

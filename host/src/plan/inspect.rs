@@ -13,8 +13,8 @@ use crate::tensor::{Place, TensorRef};
 impl<T: Element> Plan<T> {
     /// The dropout mask of a call with this state, as [`cpu::dropout_mask`] has it: `[B, Hq, Sq,
     /// Sk]`, 1 where a probability is kept. It is computed on the CPU, whatever the plan's device:
-    /// the mask is a function of the state, the same everywhere. A state in device memory is copied,
-    /// and `stream` waited for: for tests and for finding faults, not for every call.
+    /// the mask is a function of the state, the same everywhere. A state in device memory is
+    /// copied, and `stream` waited for: for tests and for finding faults, not for every call.
     ///
     /// # Errors
     /// As [`cpu::dropout_mask`], and the driver's.

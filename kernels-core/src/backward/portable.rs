@@ -68,8 +68,8 @@ impl PortableBackwardPlan {
     /// The plan of a tile. Two row tiles a warp halve its reads of Q and dO, and are taken where a
     /// warp then still owns its keys alone, or where warps that share them still hold 16 queries at
     /// a time and the block fits a consumer card. Else one row tile with V in registers, if so it
-    /// fits one; a larger block has two row tiles, and warps that share keys. Of elements of several
-    /// `pieces`, see `split`.
+    /// fits one; a larger block has two row tiles, and warps that share keys. Of elements of
+    /// several `pieces`, see `split`.
     pub const fn new(tile: TileShape, pieces: u32) -> Self {
         if pieces > 1 {
             return Self::split(tile, pieces);

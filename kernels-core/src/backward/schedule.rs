@@ -163,7 +163,8 @@ impl BackwardSchedule {
 
     /// Works that whole groups balance as well as halves. Measured on an H200, 8 query heads a KV
     /// head, causal: 128 works take 1.68 times as long as their halves, 256 1.06 times, 512 as
-    /// long; quarters of 128 take 1.10 times as long as halves, since each waits for the one before.
+    /// long; quarters of 128 take 1.10 times as long as halves, since each waits for the one
+    /// before.
     pub const MANY_WORKS: u64 = 512;
 
     /// Most heads of a section. Measured on an H200 from 1024 to 16384 rows, causal: one head takes

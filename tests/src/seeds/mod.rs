@@ -70,8 +70,8 @@ impl Case {
         had
     }
 
-    /// The call of a case of attention or its gradients, its channels padded with zeros to multiples
-    /// of `multiple`; none where a dropout mask is written out, which is no generator's.
+    /// The call of a case of attention or its gradients, its channels padded with zeros to
+    /// multiples of `multiple`; none where a dropout mask is written out, which is no generator's.
     pub fn call<T: Real>(&self, multiple: usize) -> Option<crate::case::Case<T>> {
         let inputs = &self.value["inputs"];
         let is_call = ["attention", "backward"].contains(&self.kind.as_str());

@@ -1,5 +1,5 @@
-//! What each option costs: masked and general kernels beside the plain kernel of the same family and
-//! dimensions, in alternating rounds of one process.
+//! What each option costs: masked and general kernels beside the plain kernel of the same family
+//! and dimensions, in alternating rounds of one process.
 //!
 //! Rates are of the visible cells, so that a ratio says what the option itself costs, and what its
 //! tiles waste. `FERROFLASH_ROWS=FILE` collects rows of raw times, one JSON object a line, in the

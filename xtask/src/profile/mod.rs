@@ -185,8 +185,8 @@ fn stage(spec: &KernelSpec, modelled: &Modelled, counted: &BTreeMap<String, f64>
 }
 
 /// The ledger's of a stage. A hopper main kernel clears the sums of dQ ahead of itself and converts
-/// them behind, all but those of a first and a last section of heads: the clearing and converting of
-/// all of them counts to it, and its sums need not leave the cache.
+/// them behind, all but those of a first and a last section of heads: the clearing and converting
+/// of all of them counts to it, and its sums need not leave the cache.
 fn modelled(spec: &KernelSpec, call: &CallSizes, on_hopper: bool) -> Result<Modelled> {
     let sizes = Sizes {
         batch: call.batch,

@@ -1,5 +1,5 @@
-//! Errors beside the peers': root mean square differences from f64 as parts of the values, points on
-//! a line a contender; and every figure.
+//! Errors beside the peers': root mean square differences from f64 as parts of the values, points
+//! on a line a contender; and every figure.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;

@@ -10,9 +10,9 @@ pub enum Precision {
     F64,
     /// As a kernel of this element type rounds, which gives the error that the type itself costs:
     /// scores, lse and delta to f32; the operands of the second and later products (the
-    /// unnormalised P, P, dS) and the results (o, which delta is made of, dq, dk, dv) to the element
-    /// type. Sums within one product are not rounded, as f32 accumulation errs far less than a
-    /// 16-bit operand.
+    /// unnormalised P, P, dS) and the results (o, which delta is made of, dq, dk, dv) to the
+    /// element type. Sums within one product are not rounded, as f32 accumulation errs far less
+    /// than a 16-bit operand.
     Rounded(Dtype),
 }
 

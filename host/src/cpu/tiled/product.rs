@@ -92,8 +92,8 @@ pub(super) enum Target {
     Add,
 }
 
-/// Products of channels that one sum is of before it is added to the others: its rounding grows with
-/// the root of their number, and more than this is more than a vendor library's.
+/// Products of channels that one sum is of before it is added to the others: its rounding grows
+/// with the root of their number, and more than this is more than a vendor library's.
 const CHAIN: usize = 128;
 
 /// `target = scale · left · right`, or `target += …`. The target's columns are contiguous,

@@ -3,7 +3,8 @@
 //! The preprocess kernel clears the first section's. Of each block a warp that has nothing else to
 //! do clears the others, tile after tile as drawn from a counter, but never further ahead than the
 //! section after the one that its block draws works from: what is cleared is still in the
-//! second-level cache when it is added to. A block waits only for tiles that running blocks have drawn.
+//! second-level cache when it is added to. A block waits only for tiles that running blocks have
+//! drawn.
 
 use ferroflash_core::backward::hopper::HopperBackwardTiling;
 use ferroflash_core::backward::scratch::HopperCounters;

@@ -169,9 +169,9 @@ where
         self.finish(sums, &d_s, place);
     }
 
-    /// The products of the step's dS, under which the scores and dP of the next step start and become
-    /// its dS; `left` steps are left with this one. The product for dQ is of this step or, where it
-    /// is [deferred](Kernel::DEFERS), of the one before: a first step then has none.
+    /// The products of the step's dS, under which the scores and dP of the next step start and
+    /// become its dS; `left` steps are left with this one. The product for dQ is of this step or,
+    /// where it is [deferred](Kernel::DEFERS), of the one before: a first step then has none.
     #[inline(always)]
     unsafe fn step(
         &mut self,

@@ -41,8 +41,8 @@
 //! adds it from shared memory, while the warp goes on; without room for that the warp adds four
 //! values at a time itself. Where additions must come in a fixed order, another warp of each
 //! consumer, its *keeper*, waits for the tile's turn and passes it on when the additions are
-//! complete: the consumer's own or, where dQ is deferred, the copy engine's, which the keeper starts
-//! when the consumer has staged.
+//! complete: the consumer's own or, where dQ is deferred, the copy engine's, which the keeper
+//! starts when the consumer has staged.
 //! Else, without a mask, works start at different tiles of a head, so that blocks do not all add to
 //! the same ones. Warps that have nothing else to do clear the sums of the section of heads to come
 //! (`clear`), and convert those of the sections that are done (`convert`).

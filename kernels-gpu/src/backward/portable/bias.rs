@@ -1,8 +1,8 @@
 //! Biases, and their gradient.
 //!
 //! Where each cell has an element of its own, the block that owns the key stores its gradient.
-//! Elsewhere blocks add to it by atomics, which have no order; of a bias without rows a warp adds the
-//! sum of its queries.
+//! Elsewhere blocks add to it by atomics, which have no order; of a bias without rows a warp adds
+//! the sum of its queries.
 
 use ferroflash_core::backward::params::options::PortableMaskedBackwardParams;
 use ferroflash_core::backward::portable::PortableBackwardTiling;

@@ -76,7 +76,8 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
     ) {
         let (visible, corner) = (Self::visible(params, cells), Self::corner(cells));
         let (mask, is_bits) = (&params.options.boolean_mask, params.options.mask_is_bits != 0);
-        // A lane's keys are 8 apart: one bit of bytes that follow one another, or a byte of every 8.
+        // A lane's keys are 8 apart: one bit of bytes that follow one another, or a byte of every
+        // 8.
         let (column, shift, bits, stride) = match is_bits {
             true => (corner.key / 8, corner.key % 8, 1, 1),
             false => (corner.key, 0, 0xff, 8),

@@ -29,9 +29,9 @@
 //! and `causal`, `masked.rs`, `options.rs` and `mask.rs` the classes `masked` and `general`.
 //!
 //! **Ordered sums.** Where equal runs must be equal bits, blocks draw their number from a counter
-//! and a block adds to a dQ tile when those of lower keys that visit it have: it waits for the tile's
-//! turn, adds, and passes the turn on once every thread has added. Whoever it waits for drew a
-//! lower number, so it has started, and in turn waits for lower numbers only: the lowest never
+//! and a block adds to a dQ tile when those of lower keys that visit it have: it waits for the
+//! tile's turn, adds, and passes the turn on once every thread has added. Whoever it waits for drew
+//! a lower number, so it has started, and in turn waits for lower numbers only: the lowest never
 //! waits.
 
 mod bias;

@@ -196,8 +196,8 @@ impl<T: PortableBackwardTiling, E: MatrixElement> Kernel<T, E> {
         }
     }
 
-    /// `score = factor · score − slope · |row + Sk − Sq − key|`. Distances to the diagonal are whole
-    /// numbers; those that f32 can't hold are rounded to 24 bits.
+    /// `score = factor · score − slope · |row + Sk − Sq − key|`. Distances to the diagonal are
+    /// whole numbers; those that f32 can't hold are rounded to 24 bits.
     #[inline(always)]
     unsafe fn subtract_alibi<M: MaskKind>(
         scores: &mut T::Scores,

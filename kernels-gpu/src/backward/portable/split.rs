@@ -12,8 +12,8 @@
 //!
 //! **What protects what.** *Top*: the step's Q and dO are complete, and everyone has done with the
 //! last step's dSᵀ. *Middle*: dSᵀ is complete, and everyone has read Q and dO, so that the next
-//! ones may come while dQ is formed. Where dSᵀ takes the place of dO there is a barrier before it is
-//! stored and one after it was read, before the next Q and dO come.
+//! ones may come while dQ is formed. Where dSᵀ takes the place of dO there is a barrier before it
+//! is stored and one after it was read, before the next Q and dO come.
 //!
 //! **Sums.** Products of 16 queries are formed apart and then added to dK and dV, whose sums
 //! over all queries are thus rounded and not cut off.

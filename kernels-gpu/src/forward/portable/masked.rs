@@ -16,8 +16,9 @@
 //! in natural units; otherwise the scale stays in the exponent as in the plain kernel.
 //!
 //! **Tiles that a boolean mask hides.** A warp reads what the mask shows of its rows before the
-//! product, a bit a score, and keeps it in shared memory; where that is nothing goes on to the next tile: its rows' state stays
-//! as it is. The barriers are the block's, and the warp meets the others there all the same.
+//! product, a bit a score, and keeps it in shared memory; where that is nothing goes on to the next
+//! tile: its rows' state stays as it is. The barriers are the block's, and the warp meets the
+//! others there all the same.
 //!
 //! **Rows without a key,** and rows of an item that are not used, come out as exact zeros whatever
 //! the accumulator holds.

@@ -130,8 +130,8 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
         }
     }
 
-    /// `score = factor · score − slope · |row + Sk − Sq − key|`. Distances to the diagonal are whole
-    /// numbers; those that f32 can't hold are rounded to 24 bits.
+    /// `score = factor · score − slope · |row + Sk − Sq − key|`. Distances to the diagonal are
+    /// whole numbers; those that f32 can't hold are rounded to 24 bits.
     #[inline(always)]
     unsafe fn subtract_alibi<M: MaskKind>(
         scores: &mut T::Scores,
@@ -210,8 +210,8 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
         }
     }
 
-    /// Which of a lane's scores the boolean mask shows: of row `row` 16 bits, from bit `row % 2 · 16`
-    /// of word `row / 2`, the pair of tile t at 2t. Keys past the end are hidden, as are rows.
+    /// Which of a lane's scores the boolean mask shows: of row `row` 16 bits, from bit `row % 2 ·
+    /// 16` of word `row / 2`, the pair of tile t at 2t. Keys past the end are hidden, as are rows.
     #[inline(always)]
     pub(super) unsafe fn shown(
         options: &ScoreOptions,
@@ -318,7 +318,8 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
         }
     }
 
-    /// Makes dropped probabilities 0, of a tile whose first row and key for the warp are given; see `ferroflash_core::dropout` for who shares a call.
+    /// Makes dropped probabilities 0, of a tile whose first row and key for the warp are given; see
+    /// `ferroflash_core::dropout` for who shares a call.
     #[inline(always)]
     pub(super) unsafe fn drop_probabilities(
         p: &mut T::Scores,

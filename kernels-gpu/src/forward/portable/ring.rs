@@ -29,8 +29,8 @@ impl<T: ForwardTiling, E: MatrixElement> Kernel<T, E> {
         commit_group();
     }
 
-    /// Waits for K tile `kv_tile`, and starts the copies whose slots are free from here on. The ring
-    /// is made after the barrier, so that it may lie in shared memory.
+    /// Waits for K tile `kv_tile`, and starts the copies whose slots are free from here on. The
+    /// ring is made after the barrier, so that it may lie in shared memory.
     #[inline(always)]
     pub(super) unsafe fn await_keys(
         ring: impl Fn() -> Ring,

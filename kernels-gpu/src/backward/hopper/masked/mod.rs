@@ -10,15 +10,16 @@
 //! ([`Home`]). Slots of packed items without keys are passed over where works are drawn.
 //!
 //! **Which tiles.** Query tiles are of the row axis, as the sums of dQ are, and hold rows of
-//! several items where these end in them. Rows that are not the item's, or see no key, are zero in shared
-//! memory before either product reads them: each consumer clears them for itself, others may do the
-//! same at the same time. So are keys that no row of the item sees. Of such a tile's dQ, other rows
-//! add −0, which changes no sum; whatever the item's keys hold, they do not reach another's rows.
+//! several items where these end in them. Rows that are not the item's, or see no key, are zero in
+//! shared memory before either product reads them: each consumer clears them for itself, others may
+//! do the same at the same time. So are keys that no row of the item sees. Of such a tile's dQ,
+//! other rows add −0, which changes no sum; whatever the item's keys hold, they do not reach
+//! another's rows.
 //!
 //! **Which cells.** A tile whose every row sees every key of the block needs no mask: the record
 //! says which. Elsewhere a thread's keys have a range of rows each, outside of which P and dS are
-//! 0 by selection: whatever lse and dP hold there, nothing comes of it. The producer tells with each
-//! step whether its tile is of either kind.
+//! 0 by selection: whatever lse and dP hold there, nothing comes of it. The producer tells with
+//! each step whether its tile is of either kind.
 //!
 //! **Scores.** Without ALiBi and softcap, exponents are the plain kernel's. With them lse stays
 //! natural, and so do scores: the slope of a step's head comes with its tile, from the producer.

@@ -6,9 +6,9 @@
 //!
 //! **Works.** The producing warp finds each work with all its lanes, skips slots without rows, and
 //! leaves a record that says all about it: the item, what its rows and each consumer's see, the
-//! walk over its tiles, slope and sink. It passes with the output's turn, as the plain kernel's does; each
-//! consuming warp keeps a copy. The first record is there before the roles part. So both sides
-//! count the same steps whatever the lengths on the device say.
+//! walk over its tiles, slope and sink. It passes with the output's turn, as the plain kernel's
+//! does; each consuming warp keeps a copy. The first record is there before the roles part. So both
+//! sides count the same steps whatever the lengths on the device say.
 //!
 //! **Which tiles.** A [`TileWalk`](ferroflash_core::walk::TileWalk) names the tiles that some of
 //! the block's rows see. A consumer lets those at its beginning and its end pass that none of its

@@ -113,8 +113,8 @@ where
         (sums, max(max(largest[0], largest[1]), max(largest[2], largest[3])))
     }
 
-    /// As [`RowPair::guess`](super::super::softmax::RowPair::guess), of tanh as `1 − 2 / (e²ˣ + 1)`,
-    /// which is right within 3·10⁻⁷ of 1, not of tanh: for caps up to [`FAR_SCALE`].
+    /// As [`RowPair::guess`](super::super::softmax::RowPair::guess), of tanh as `1 − 2 / (e²ˣ +
+    /// 1)`, which is right within 3·10⁻⁷ of 1, not of tanh: for caps up to [`FAR_SCALE`].
     #[inline(always)]
     pub(super) unsafe fn guess_far(&self, rows: &mut Rows<T>) -> [f32; 2] {
         let scale_log2 = self.params.forward.scale_log2;
