@@ -176,7 +176,8 @@ def test_cuda_arrays_are_kept_while_kernels_read_them():
     side.synchronize()
     assert torch.equal(o, want)
     ferroflash.flash_attn_func(Array(q), Array(k), Array(v))
-    assert len(_dlpack._KEPT) == 1, "what is done with was not given back"
+    # Of the last call alone, unless that is done with as well.
+    assert len(_dlpack._KEPT) <= 1, "what is done with was not given back"
 
 
 def test_results_of_another_device_are_handed_back():

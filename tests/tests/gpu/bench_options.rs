@@ -14,8 +14,8 @@ use std::sync::OnceLock;
 use cudarc::driver::{CudaSlice, DevicePtr};
 use ferroflash::{
     Align, Attention, Broadcast, Buffer, Direction, Dropout, Dtype, Form, Gradients, Inputs,
-    KERNELS, KernelSpec, Layout, Lengths, Mask, MaskClass, Output, Packed, Place, Plan, Saved,
-    Shape, Stream, TensorRef, contiguous_strides,
+    KernelSpec, Layout, Lengths, Mask, MaskClass, Output, Packed, Place, Plan, Saved, Shape,
+    Stream, TensorRef, contiguous_strides,
 };
 use ferroflash_tests::case::shape;
 use ferroflash_tests::gpu::{copy_stream, device, plan};
@@ -127,7 +127,7 @@ const MASKED: &[Point] = &[
 const GENERAL: &[Point] =
     &[Point::new("mask", false), Point::new("bias", false), Point::new("dropout", false)];
 
-/// `bench/KERNEL/FORM/OPTION/MASK/sLENGTH`, and `/dCHANNELS` where they are not the kernel's own.
+/// `bench/KERNEL/FORM/OPTION/MASK/sLENGTH`.
 pub(crate) fn trials() -> Vec<Trial> {
     let directions = [Direction::Forward, Direction::Backward];
     let mut trials = Vec::new();
@@ -137,16 +137,11 @@ pub(crate) fn trials() -> Vec<Trial> {
             MaskClass::Masked => MASKED,
             MaskClass::General => GENERAL,
         };
-        let own = own_dims(spec);
-        for (dims, point) in
-            points.iter().flat_map(|point| dims(spec).map(move |dims| (dims, point)))
-        {
+        let dims = (spec.tile.head_dim as usize, spec.tile.value_dim as usize);
+        for point in points {
             let (option, len) = (point.name.replace(' ', "_"), point.len);
             let mask = if point.is_causal { "causal" } else { "full" };
-            let mut name = format!("bench/{}/{form}/{option}/{mask}/s{len}", spec.name);
-            if dims != own {
-                name += &format!("/d{}", dims.0);
-            }
+            let name = format!("bench/{}/{form}/{option}/{mask}/s{len}", spec.name);
             trials.push(trial(name, is_possible, move || match spec.dtype {
                 Dtype::F16 => time::<f16>(spec, form, point, dims),
                 Dtype::F32 => time::<f32>(spec, form, point, dims),
@@ -155,23 +150,6 @@ pub(crate) fn trials() -> Vec<Trial> {
         }
     }
     trials
-}
-
-/// Channels of a query and of a value that a kernel is compiled for.
-const fn own_dims(spec: &KernelSpec) -> (usize, usize) {
-    (spec.tile.head_dim as usize, spec.tile.value_dim as usize)
-}
-
-/// What a kernel is timed at: its own dimensions, and the most used ones where it is the narrowest
-/// that takes them.
-fn dims(spec: &'static KernelSpec) -> impl Iterator<Item = (usize, usize)> {
-    let has_narrower = KERNELS.iter().any(|other| {
-        (other.family, other.direction, other.dtype, other.mask)
-            == (spec.family, spec.direction, spec.dtype, spec.mask)
-            && own_dims(other) == (128, 128)
-    });
-    let also = (own_dims(spec) == (192, 192) && !has_narrower).then_some((128, 128));
-    std::iter::once(own_dims(spec)).chain(also)
 }
 
 /// Memory that every option but slopes reads.
